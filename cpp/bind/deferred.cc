@@ -45,12 +45,6 @@ bool send(runtime::Responder& responder, rpc::Reply reply) {
   return responder.send(std::move(reply));
 }
 
-// On a worker; the interpreter's hook gets its exceptions.
-void call_back(const nb::object& function) {
-  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
-  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
-}
-
 }  // namespace
 
 Error to_remote_error(nb::python_error& raised, const std::string& function) {

@@ -235,16 +235,12 @@ class ReplayCore {
   // The rows' bytes of one column, one after another.
   nb::object read(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows) {
     const ReplayColumn& of = replay_->columns(store).at(column);
-    const std::size_t bytes = of.bytes * rows.size();
-    MutableBuffer memory = default_context()->pool().allocate(bytes);
+    MutableBuffer memory = default_context()->pool().allocate(of.bytes * rows.size());
     {
       const GilRelease unlocked;
       replay_->read(store, column, span_of(rows), memory.data());
     }
-    return export_tensor(
-        std::move(memory),
-        {wire::Framework::numpy, tensor::DType::uint8, {}, {static_cast<std::int64_t>(bytes)}},
-        ArrayKind::numpy);
+    return export_bytes(std::move(memory));
   }
 
   // The opposite, for rows with no other reference.

@@ -301,12 +301,7 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   if (options_.copies != nullptr) options_.copies->add(tensor.copy_reason(), size);
   if (size <= wire::kInlineTensorBytes) {
     std::byte elements[wire::kInlineTensorBytes];
-    if (tensor.stream != nullptr) {
-      const GilRelease released;
-      copy_elements(tensor, elements);
-    } else {
-      copy_elements(tensor, elements);
-    }
+    unlocked_if(tensor.stream != nullptr, [&] { copy_elements(tensor, elements); });
     return writer_.inline_tensor(tensor.head(), {elements, size});
   }
   const Limits& limits = options_.limits;
@@ -416,12 +411,7 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
   wire::Payload payload;
   payload.body = writer_.take();
   if (parts_.empty()) return payload;
-  if (copied_bytes_ >= kLargeCopy || on_device_) {
-    const GilRelease released;
-    capture_parts(allocator);
-  } else {
-    capture_parts(allocator);
-  }
+  unlocked_if(copied_bytes_ >= kLargeCopy || on_device_, [&] { capture_parts(allocator); });
   payload.parts.reserve(parts_.size());
   for (Part& part : parts_) {
     if (part.lent) {
