@@ -404,16 +404,13 @@ bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& can
     event_of(id, [&] { connected(id); });
   });
   dial.timer = environment_.loop.at(io::now() + kConnectTimeout, [this, id] {
-    dials_.at(id).timer_set = false;
     event_of(id, [&] { attempt_failed(id, "no answer within 5 s", false); });
   });
-  dial.timer_set = true;
   return true;
 }
 
 void TcpTransport::stop_attempt(Dial& dial) {
-  if (dial.timer_set) environment_.loop.cancel(dial.timer);
-  dial.timer_set = false;
+  environment_.loop.cancel(dial.timer);
   environment_.loop.unwatch(dial.watch);
   dial.socket.reset();
 }

@@ -51,7 +51,6 @@ class TcpTransport final : public Transport, public Owner {
     Descriptor socket;
     io::Loop::WatchId watch = 0;
     io::Loop::TimerKey timer{};
-    bool timer_set = false;
     bool all_refused = true;
     std::string failure;
   };

@@ -345,7 +345,6 @@ void VerbsConnection::close() {
 void VerbsConnection::linger() {
   timer_ = environment_.loop.at(io::now() + kLinger,
                                 [self = shared_from_this(), before = queue_.bytes()] {
-                                  self->timer_.reset();
                                   if (self->queue_.bytes() >= before) return self->finish();
                                   self->guarded([&] { self->linger(); });
                                 });
@@ -373,12 +372,10 @@ void VerbsConnection::fail(Error error) noexcept {
   pairs_.stop();
   grants_.revoke();
   control_->close();
-  cancel_timer();
+  environment_.loop.cancel(timer_);
   const auto drain = [this] {
-    timer_ = environment_.loop.at(io::now() + kDrain, [self = shared_from_this()] {
-      self->timer_.reset();
-      self->finish();
-    });
+    timer_ =
+        environment_.loop.at(io::now() + kDrain, [self = shared_from_this()] { self->finish(); });
   };
   guard(drain, [this](const Error&) { finish(); });
   environment_.loop.wake();
@@ -411,17 +408,12 @@ void VerbsConnection::drop() {
   state_ = State::closed;
   receiver_.stop();
   if (registered_) environment_.loop.remove(*this);
-  cancel_timer();
+  environment_.loop.cancel(timer_);
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   grants_.revoke();
   pairs_.destroy();
   writes_.clear();
   queue_.clear();
-}
-
-void VerbsConnection::cancel_timer() {
-  if (timer_) environment_.loop.cancel(*timer_);
-  timer_.reset();
 }
 
 Error VerbsConnection::lost(const std::string& why) const {

@@ -100,7 +100,6 @@ class VerbsConnection final : public Connection,
   void leave_if_done();
   void finish() noexcept;
   void end();
-  void cancel_timer();
   Error lost(const std::string& why) const;
   Error with_peer(const Error& error) const;
   template <class Work>
@@ -133,7 +132,7 @@ class VerbsConnection final : public Connection,
   bool established_ = false;
   bool above_high_water_ = false;
   Error failure_;
-  std::optional<io::Loop::TimerKey> timer_;       // the end of closing, or of draining
+  io::Loop::TimerKey timer_{};                    // the end of closing, or of draining
   std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
 };
 
