@@ -6,6 +6,7 @@
 #include "base/barrier.h"
 #include "base/crash_point.h"
 #include "base/names.h"
+#include "base/scoped.h"
 #include "io/loop.h"
 #include "runtime/group/broker_peer.h"
 
@@ -152,12 +153,7 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
                              std::to_string(count) + " members: start the others"
                        : why;
   };
-  waiters_.push_back(&waiting);
-  struct Forget {
-    std::vector<MembersWaiter*>& waiters;
-    MembersWaiter* waiting;
-    ~Forget() { std::erase(waiters, waiting); }
-  } const forget{waiters_, &waiting};
+  const Listed listed(waiters_, waiting);
   const bool done = rpc_->context()->wait(lock, waiting.waiter, deadline, interrupt);
   if (closed_) throw Exception(left_error(name_));
   return done;

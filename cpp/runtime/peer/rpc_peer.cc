@@ -8,6 +8,7 @@
 
 #include "base/barrier.h"
 #include "base/names.h"
+#include "base/scoped.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/verbs/availability.h"
@@ -335,12 +336,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   if (entry->running == 0 || in_handler_of_function(entry.get())) return true;
   Waiter drained;
   drained.what = "undefine(): handlers that run";
-  entry->drained.push_back(&drained);
-  struct Forget {
-    Function& entry;
-    Waiter* waiter;
-    ~Forget() { std::erase(entry.drained, waiter); }
-  } const forget{*entry, &drained};
+  const Listed listed(entry->drained, drained);
   context_->wait(lock, drained, kNever, interrupt);
   return true;
 }
