@@ -103,12 +103,11 @@ void Node::end_search(Time now, Peer& peer) {
   const auto entry = searches_.find(peer.name);
   if (entry == searches_.end()) return;
   Search& search = entry->second;
-  std::deque<Search::Waiting> others;  // for a peer of this name in another group
-  while (!search.services.empty()) {
+  for (std::size_t left = search.services.size(); left > 0; --left) {
     Search::Waiting waiting = std::move(search.services.front());
     search.services.pop_front();
     if (!peer.scope.empty() && !waiting.scope.empty() && waiting.scope != peer.scope) {
-      others.push_back(std::move(waiting));
+      search.services.push_back(std::move(waiting));  // for a peer of this name in another group
     } else if (!waiting.instance.empty() && waiting.instance != peer.instance) {
       undelivered(waiting.instance);
     } else {
@@ -123,7 +122,6 @@ void Node::end_search(Time now, Peer& peer) {
     guard([&] { dispatch(now, peer, id, found->second); },
           [&](const Error& error) { complete(id, error); });
   }
-  search.services = std::move(others);
   if (search.services.empty()) searches_.erase(entry);
 }
 
