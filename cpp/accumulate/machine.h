@@ -209,8 +209,8 @@ class Machine {
   bool connected() const;  // in an active epoch and has the state
   bool wants_gradients(Time now) const;
   // The model version at which set_state() is wanted, with parameters, buffers and user state;
-  // next_result() returns nothing until that call. After a bounded time the runtime makes it without
-  // user state.
+  // next_result() returns nothing until that call. After a bounded time the runtime makes it
+  // without user state.
   std::optional<std::uint64_t> wants_state() const;
   // A complete snapshot waits; it takes precedence over next_result().
   bool has_new_state() const;

@@ -96,6 +96,7 @@ auto without_gil(Function&& function) {
   return std::forward<Function>(function)();
 }
 
+// Without the GIL if that is worth its release.
 template <class Function>
 void unlocked_if(bool is_long, Function&& function) {
   std::optional<GilRelease> unlocked;
