@@ -100,11 +100,6 @@ class Machine {
     std::vector<std::uint32_t> reducers;      // ranks that own slices
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
-  // Python must call set_state() with parameters, buffers and user state, at exactly the model
-  // version of wants_state(). After a bounded time the runtime sends it without user state.
-  struct WantState {
-    std::uint64_t version = 0;
-  };
   // This peer was evicted or demoted: contributions that it will not offer again. It does not know
   // whether the others kept a round with one of them.
   struct Dropped {
@@ -151,8 +146,8 @@ class Machine {
     LogLevel level = LogLevel::info;
     std::string text;
   };
-  using Action = std::variant<Send, EnterEpoch, Reduce, WantState, Dropped, Lost, Divergence,
-                              Demote, Activate, HasState, StaleFrame, Failed, Wake, Log>;
+  using Action = std::variant<Send, EnterEpoch, Reduce, Dropped, Lost, Divergence, Demote, Activate,
+                              HasState, StaleFrame, Failed, Wake, Log>;
 
   explicit Machine(Config config);
   ~Machine();
@@ -213,7 +208,9 @@ class Machine {
   // --- what the user sees ------------------------------------------------------------------------
   bool connected() const;  // in an active epoch and has the state
   bool wants_gradients(Time now) const;
-  // The version at which set_state() is wanted; next_result() returns nothing until that call.
+  // The model version at which set_state() is wanted, with parameters, buffers and user state;
+  // next_result() returns nothing until that call. After a bounded time the runtime makes it
+  // without user state.
   std::optional<std::uint64_t> wants_state() const;
   // A complete snapshot waits; it takes precedence over next_result().
   bool has_new_state() const;

@@ -34,7 +34,6 @@ void Machine::promise_snapshot(Time now) {
   if (!at_version && !mutant("snapshot_of_wrong_version")) return;
   if (!installed_) return;
   wants_state_ = version;
-  actions_.push_back(WantState{version});
   wake();
 }
 

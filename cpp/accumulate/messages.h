@@ -78,8 +78,8 @@ enum class Standing : std::uint8_t {
   stateless,  // takes part in reductions with zeros, keeps no result
   pending,    // promised a snapshot; keeps every result after its version
   complete,   // has the state and every result after it
-  kMax = complete
 };
+constexpr Standing enum_max(Standing) { return Standing::complete; }
 
 // --- rounds --------------------------------------------------------------------------------------
 

@@ -34,12 +34,12 @@ enum class Ran : std::uint8_t { no = 0, maybe = 1, yes = 2 };
 // simulated.
 struct Error {
   ErrorCode code = ErrorCode::none;
-  std::string message;
-  std::string peer;         // the peer's name, if one is concerned
-  std::string function;     // the function or group, if one is concerned
-  std::string remote_type;  // RemoteError: the type of the exception at the peer
-  std::string traceback;    // RemoteError: the peer's formatted traceback
-  Ran ran = Ran::no;        // PeerLost, TimeoutError: whether the call was run
+  std::string message{};
+  std::string peer{};         // the peer's name, if one is concerned
+  std::string function{};     // the function or group, if one is concerned
+  std::string remote_type{};  // RemoteError: the type of the exception at the peer
+  std::string traceback{};    // RemoteError: the peer's formatted traceback
+  Ran ran = Ran::no;          // PeerLost, TimeoutError: whether the call was run
 
   explicit operator bool() const { return code != ErrorCode::none; }
 
@@ -50,10 +50,7 @@ struct Error {
 };
 
 inline Error make_error(ErrorCode code, std::string message) {
-  Error error;
-  error.code = code;
-  error.message = std::move(message);
-  return error;
+  return {.code = code, .message = std::move(message)};
 }
 
 // Thrown inside the library where a result cannot be returned; bind turns it into Python's.
@@ -61,7 +58,7 @@ class Exception : public std::runtime_error {
  public:
   explicit Exception(Error error) : std::runtime_error(error.message), error_(std::move(error)) {}
   Exception(ErrorCode code, std::string message)
-      : std::runtime_error(message), error_{code, std::move(message), {}, {}, {}, {}, Ran::no} {}
+      : Exception(make_error(code, std::move(message))) {}
 
   const Error& error() const { return error_; }
 

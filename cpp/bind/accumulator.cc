@@ -23,6 +23,7 @@
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/group.h"
+#include "bind/tensor.h"
 #include "runtime/group/accumulator_peer.h"
 #include "runtime/group/gradients.h"
 
@@ -30,14 +31,6 @@ namespace moolink::bind {
 namespace {
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
-
-// An array over the buffer's memory that keeps it alive.
-nb::object view_of(const std::shared_ptr<const void>& owner, std::uint8_t* data, std::size_t size) {
-  const nb::capsule capsule(new std::shared_ptr<const void>(owner), [](void* held) noexcept {
-    delete static_cast<std::shared_ptr<const void>*>(held);
-  });
-  return nb::cast(Bytes(data, {size}, capsule));
-}
 
 // The core of moolink's accumulators: flat buckets in, flat results out.
 class PyAccumulator {
@@ -93,8 +86,7 @@ class PyAccumulator {
 
   // The bucket of the next contribution. gather() does not copy gradients that lie in it already.
   nb::object bucket() {
-    const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
-    return view_of(bucket.owner(), reinterpret_cast<std::uint8_t*>(bucket.data()), bucket.size());
+    return export_bytes(without_gil([this] { return peer_->bucket(); }));
   }
 
   // Copies gradients on devices to their places in the bucket; gather() can take them from there.
@@ -125,7 +117,7 @@ class PyAccumulator {
   nb::object take_result() {
     const MutableBuffer result = without_gil([this] { return peer_->take_result(); });
     if (result.empty()) return nb::none();
-    return view_of(result.owner(), reinterpret_cast<std::uint8_t*>(result.data()), result.size());
+    return export_bytes(result);
   }
 
   double norm(const Bytes& result) {

@@ -11,6 +11,11 @@ namespace moolink::bind {
 // A blocking wait: lends its worker's slot meanwhile. Needs the GIL.
 class LentSlot {
  public:
+  LentSlot() = default;
+  ~LentSlot() { exit(); }  // an exception ends the wait, too
+  LentSlot(const LentSlot&) = delete;
+  LentSlot& operator=(const LentSlot&) = delete;
+
   void enter() {
     if (!runtime::Workers::on_worker_thread() || is_shut_down()) return;
     context_ = default_context();
@@ -18,7 +23,7 @@ class LentSlot {
     lend_.emplace(context_->workers());
   }
   void exit() {
-    if (context_ == nullptr) return;
+    if (!lend_) return;
     const auto lock = context_->lock();
     lend_.reset();
   }

@@ -118,11 +118,7 @@ void call_later(double seconds, nb::callable function) {
   if (is_shut_down()) return;  // the process ends, and its timers with it
   const auto context = default_context();
   const Time when = io::now() + to_duration(seconds);
-  auto task = [function = Reference(std::move(function))] {
-    const nb::object callable = function.borrow();
-    const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(callable.ptr()); });
-    if (!result.is_valid()) PyErr_WriteUnraisable(callable.ptr());
-  };
+  auto task = [function = Reference(std::move(function))] { call_back(function.borrow()); };
   const auto lock = context->lock();
   // The context owns the loop, so its timers end with it.
   context->engine().loop().at(

@@ -32,24 +32,17 @@ std::string qualified_name(nb::handle value) {
 Error remote_error(nb::handle exception, const std::string& function) {
   const nb::object lines = nb::module_::import_("traceback").attr("format_exception")(exception);
   const std::string type = qualified_name(exception);
-  return {ErrorCode::remote,
-          "the handler of '" + function + "' raised " + type + ": " + text_of(exception),
-          {},
-          function,
-          type,
-          text_of(nb::str("").attr("join")(lines)),
-          Ran::yes};
+  return {.code = ErrorCode::remote,
+          .message = "the handler of '" + function + "' raised " + type + ": " + text_of(exception),
+          .function = function,
+          .remote_type = type,
+          .traceback = text_of(nb::str("").attr("join")(lines)),
+          .ran = Ran::yes};
 }
 
 bool send(runtime::Responder& responder, rpc::Reply reply) {
   await_engine(*responder.context());
   return responder.send(std::move(reply));
-}
-
-// On a worker; the interpreter's hook gets its exceptions.
-void call_back(const nb::object& function) {
-  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
-  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
 }
 
 }  // namespace
@@ -59,13 +52,11 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
     return remote_error(raised.value(), function);
   } catch (nb::python_error& again) {
     again.discard_as_unraisable("the traceback of a handler");
-    return {ErrorCode::remote,
-            "the handler of '" + function + "' raised",
-            {},
-            function,
-            qualified_name(raised.value()),
-            {},
-            Ran::yes};
+    return {.code = ErrorCode::remote,
+            .message = "the handler of '" + function + "' raised",
+            .function = function,
+            .remote_type = qualified_name(raised.value()),
+            .ran = Ran::yes};
   }
 }
 
@@ -81,13 +72,11 @@ void send_raised(runtime::Responder& responder, nb::python_error& raised) {
 
 Error unsendable(const runtime::Responder& responder, const std::string& what,
                  const std::string& why) {
-  return {ErrorCode::remote,
-          what + " of '" + responder.function() + "' cannot travel: " + why,
-          {},
-          responder.function(),
-          "ValueError",
-          {},
-          Ran::yes};
+  return {.code = ErrorCode::remote,
+          .message = what + " of '" + responder.function() + "' cannot travel: " + why,
+          .function = responder.function(),
+          .remote_type = "ValueError",
+          .ran = Ran::yes};
 }
 
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
@@ -137,20 +126,17 @@ void PyDeferred::error(nb::handle exception) {
 void PyDeferred::refuse(const std::string& reason) {
   require_unsent();
   send(*responder_,
-       Error{ErrorCode::queue_full, reason, {}, responder_->function(), {}, {}, Ran::no});
+       Error{.code = ErrorCode::queue_full, .message = reason, .function = responder_->function()});
   cancel_callbacks_.reset();
 }
 
 void PyDeferred::reject(const std::string& reason) {
   require_unsent();
   const std::string& function = responder_->function();
-  send(*responder_, Error{ErrorCode::remote,
-                          "the call of '" + function + "' was refused: " + reason,
-                          {},
-                          function,
-                          "ValueError",
-                          {},
-                          Ran::no});
+  send(*responder_, Error{.code = ErrorCode::remote,
+                          .message = "the call of '" + function + "' was refused: " + reason,
+                          .function = function,
+                          .remote_type = "ValueError"});
   cancel_callbacks_.reset();
 }
 

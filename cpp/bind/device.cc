@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "bind/gil.h"
+#include "bind/tensor_kinds.h"
 #include "device/block.h"
 
 namespace moolink::bind {
@@ -22,33 +23,11 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kWidestSpan = 16;  // times its elements
 constexpr std::size_t kSmallSpan = std::size_t{1} << 20;
 
-// The memory between a tensor's first and last byte.
-struct Span {
-  std::ptrdiff_t begin = 0;  // from its first element
-  std::size_t bytes = 0;
-};
-
-Span span_of(const ImportedTensor& tensor) {
-  const auto item = static_cast<std::ptrdiff_t>(tensor.item_size());
-  std::ptrdiff_t begin = 0;
-  std::ptrdiff_t end = item;
-  for (std::size_t i = 0; i < tensor.tensor.shape.size(); ++i) {
-    if (tensor.tensor.shape[i] == 0) return {};
-    const std::ptrdiff_t reach = (tensor.tensor.shape[i] - 1) * tensor.tensor.strides[i] * item;
-    (reach < 0 ? begin : end) += reach;
-  }
-  return {begin, static_cast<std::size_t>(end - begin)};
-}
-
 nb::object device_arrays() { return nb::module_::import_("moolink.data.device_arrays"); }
-
-bool is_imported(const char* name) {
-  return PyDict_GetItemString(PyImport_GetModuleDict(), name) != nullptr;
-}
 
 bool becomes_cupy(const wire::TensorHead& head, ArrayKind arrays) {
   return head.framework == wire::Framework::cupy && arrays == ArrayKind::same &&
-         is_imported("cupy");
+         loaded_module("cupy").is_valid();
 }
 
 // The number of devices that this process can use; 0 without a driver.
@@ -122,7 +101,7 @@ void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
     group.to_host.push_back({tensor.data, to, from.bytes()});
     return;
   }
-  const Span span = span_of(from);
+  const ImportedTensor::Span span = from.span();
   if (span.bytes > std::max(kSmallSpan, kWidestSpan * from.bytes())) {
     throw Exception(ErrorCode::invalid_argument,
                     "a tensor of shape " + tensor::shape_text(tensor.shape) + " on " +

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <system_error>
 
@@ -9,14 +10,9 @@ namespace moolink::bind {
 namespace {
 
 const char* ran_text(Ran ran) {
-  switch (ran) {
-    case Ran::no:
-      return "no";
-    case Ran::yes:
-      return "yes";
-    default:
-      return "maybe";
-  }
+  static constexpr const char* kTexts[] = {"no", "maybe", "yes"};
+  static_assert(std::size(kTexts) == static_cast<std::size_t>(Ran::yes) + 1);
+  return kTexts[static_cast<std::size_t>(ran > Ran::yes ? Ran::maybe : ran)];
 }
 
 nb::object text_or_none(const std::string& value) {
@@ -41,32 +37,12 @@ void translate(const std::exception_ptr& pointer, void*) {
 }  // namespace
 
 const char* class_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::timeout:
-      return "TimeoutError";
-    case ErrorCode::cancelled:
-      return "CancelledError";
-    case ErrorCode::peer_lost:
-      return "PeerLost";
-    case ErrorCode::no_such_function:
-      return "NoSuchFunction";
-    case ErrorCode::remote:
-      return "RemoteError";
-    case ErrorCode::group_changed:
-      return "GroupChanged";
-    case ErrorCode::queue_full:
-      return "QueueFull";
-    case ErrorCode::auth:
-      return "AuthError";
-    case ErrorCode::wire:
-      return "WireError";
-    case ErrorCode::closed:
-      return "Closed";
-    case ErrorCode::invalid_argument:
-      return "ValueError";
-    default:
-      return "Error";
-  }
+  static constexpr const char* kNames[] = {
+      "Error",          "Error",       "TimeoutError", "CancelledError", "PeerLost",
+      "NoSuchFunction", "RemoteError", "GroupChanged", "QueueFull",      "AuthError",
+      "WireError",      "Closed",      "ValueError"};
+  static_assert(std::size(kNames) == kErrorCodes);
+  return kNames[static_cast<std::size_t>(code) < kErrorCodes ? static_cast<std::size_t>(code) : 0];
 }
 
 nb::object text(std::string_view utf8) {

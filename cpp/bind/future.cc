@@ -21,19 +21,11 @@ namespace {
   throw nb::python_error();
 }
 
-// Runs on a worker; the interpreter's hook gets the callback's exceptions.
-void call_back(const Reference& callback, const Reference& future) {
-  const nb::object function = callback.borrow();
-  const nb::object result = run_user_code(
-      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), future.get(), nullptr); });
-  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
-}
-
 void add_done_callback(nb::handle self, nb::callable callback) {
   const auto& future = nb::cast<PyFuture&>(self).future();
   await_engine(future->context());
   future->then([function = Reference(std::move(callback)), self = Reference(nb::borrow(self))] {
-    call_back(function, self);
+    call_back(function.borrow(), self.get());
   });
 }
 

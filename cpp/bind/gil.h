@@ -96,14 +96,20 @@ auto without_gil(Function&& function) {
   return std::forward<Function>(function)();
 }
 
+// Without the GIL if that is worth its release.
+template <class Function>
+void unlocked_if(bool is_long, Function&& function) {
+  std::optional<GilRelease> unlocked;
+  if (is_long) unlocked.emplace();
+  std::forward<Function>(function)();
+}
+
 // Copies from this size on run without the GIL: for less, releasing it costs more than it gains.
 inline constexpr std::size_t kUnlockedCopy = std::size_t{128} << 10;
 
 template <class Function>
 void copy_unlocked(std::size_t bytes, Function&& function) {
-  std::optional<GilRelease> unlocked;
-  if (bytes >= kUnlockedCopy) unlocked.emplace();
-  std::forward<Function>(function)();
+  unlocked_if(bytes >= kUnlockedCopy, std::forward<Function>(function));
 }
 
 // Before a call that takes the engine's lock for a moment and needs the GIL, or is too short to

@@ -52,12 +52,7 @@ collective::Compression parse_compression(const std::string& name) {
 
 Buffer copy(const ImportedTensor& input, Allocator& pool) {
   const MutableBuffer bytes = pool.allocate(input.bytes());
-  if (input.stream != nullptr) {
-    const GilRelease released;
-    copy_elements(input, bytes.data());
-  } else {
-    copy_elements(input, bytes.data());
-  }
+  unlocked_if(input.stream != nullptr, [&] { copy_elements(input, bytes.data()); });
   return bytes;
 }
 
@@ -115,13 +110,11 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
   } catch (const Exception& e) {
     return e.error();
   } catch (const std::exception& e) {  // the codec's: a result that cannot travel
-    return Error{ErrorCode::remote,
-                 "the result of the operation '" + name + "' cannot travel: " + e.what(),
-                 {},
-                 name,
-                 "TypeError",
-                 {},
-                 Ran::yes};
+    return Error{.code = ErrorCode::remote,
+                 .message = "the result of the operation '" + name + "' cannot travel: " + e.what(),
+                 .function = name,
+                 .remote_type = "TypeError",
+                 .ran = Ran::yes};
   }
 }
 
@@ -261,10 +254,7 @@ void PyGroup::check_reduction(const std::string& op, const std::string& dtype) {
 }
 
 nb::object PyGroup::memory(std::size_t bytes) {
-  return export_tensor(
-      group_->rpc()->context()->pool().allocate(bytes),
-      {wire::Framework::numpy, tensor::DType::uint8, {}, {static_cast<std::int64_t>(bytes)}},
-      ArrayKind::numpy);
+  return export_bytes(group_->rpc()->context()->pool().allocate(bytes));
 }
 
 nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, nb::callable op,

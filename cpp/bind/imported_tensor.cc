@@ -13,6 +13,18 @@ std::size_t ImportedTensor::item_size() const {
                             : wire::numpy_item_size(numpy_type).value_or(0);
 }
 
+ImportedTensor::Span ImportedTensor::span() const {
+  const auto item = static_cast<std::ptrdiff_t>(item_size());
+  std::ptrdiff_t begin = 0;
+  std::ptrdiff_t end = item;
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (tensor.shape[i] == 0) return {};
+    const std::ptrdiff_t reach = (tensor.shape[i] - 1) * tensor.strides[i] * item;
+    (reach < 0 ? begin : end) += reach;
+  }
+  return {begin, static_cast<std::size_t>(end - begin)};
+}
+
 std::size_t ImportedTensor::bytes() const {
   const auto size = tensor::byte_size(item_size(), tensor.shape);
   if (!size) {

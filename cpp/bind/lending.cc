@@ -23,12 +23,6 @@ namespace {
 
 PyObject* lent_type = nullptr;  // lives as long as the module
 
-void call(const Reference& callback) {
-  const nb::object function = callback.borrow();
-  const nb::object result = run_user_code([&] { return PyObject_CallNoArgs(function.ptr()); });
-  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
-}
-
 nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::string_view arrays) {
   const auto type = tensor::dtype_from_name(dtype);
   if (!type) {
@@ -90,7 +84,7 @@ const PyLent* PyLent::of(nb::handle object) {
 std::shared_ptr<const void> PyLent::release(std::shared_ptr<runtime::Context> context) const {
   if (on_release_.is_none()) return nullptr;
   return runtime::on_release(std::move(context), nullptr,
-                             [callback = Reference(on_release_)] { call(callback); });
+                             [callback = Reference(on_release_)] { call_back(callback.borrow()); });
 }
 
 int PyLent::traverse(PyObject* self, visitproc visit, void* arg) {

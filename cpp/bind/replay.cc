@@ -63,11 +63,8 @@ Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
 void wait_unlocked(const std::function<void()>& wait) {
   LentSlot slot;
   slot.enter();
-  {
-    const GilRelease unlocked;
-    wait();
-  }
-  slot.exit();
+  const GilRelease unlocked;
+  wait();
 }
 
 class ReplayCore {
@@ -238,16 +235,12 @@ class ReplayCore {
   // The rows' bytes of one column, one after another.
   nb::object read(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows) {
     const ReplayColumn& of = replay_->columns(store).at(column);
-    const std::size_t bytes = of.bytes * rows.size();
-    MutableBuffer memory = default_context()->pool().allocate(bytes);
+    MutableBuffer memory = default_context()->pool().allocate(of.bytes * rows.size());
     {
       const GilRelease unlocked;
       replay_->read(store, column, span_of(rows), memory.data());
     }
-    return export_tensor(
-        std::move(memory),
-        {wire::Framework::numpy, tensor::DType::uint8, {}, {static_cast<std::int64_t>(bytes)}},
-        ArrayKind::numpy);
+    return export_bytes(std::move(memory));
   }
 
   // The opposite, for rows with no other reference.
@@ -353,22 +346,8 @@ std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& le
   return std::move(rows);
 }
 
-}  // namespace
-
-void bind_replay(nb::module_& m) {
-  m.def(
-      "item_size",
-      [](const std::string& dtype) {
-        const auto type = tensor::dtype_from_name(dtype);
-        if (!type) throw nb::value_error(("no element type is called " + dtype).c_str());
-        return tensor::item_size(*type);
-      },
-      nb::arg("dtype"), "Bytes of an element.");
-  nb::class_<ReplayCore>(m, "ReplayCore",
-                         "Tables of items and the memory of their steps; see moolink.Replay. Steps "
-                         "are rows of a store's arrays, items are rows through a pattern.")
-      .def(nb::init<const std::optional<std::string>&>(), nb::arg("spill") = nb::none(),
-           "`spill`: a directory, in a file of which the steps are; None: in memory.")
+void bind_steps(nb::class_<ReplayCore>& replay) {
+  replay
       .def("add_table", &ReplayCore::add_table, nb::arg("sampler"), nb::arg("remover").none(),
            nb::arg("max_size"), nb::arg("max_times_sampled"), nb::arg("limiter"), nb::arg("seed"),
            "Adds a table; returns its index. Selectors are (name, exponent of the priorities); "
@@ -397,7 +376,11 @@ void bind_replay(nb::module_& m) {
       .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"),
            "The caller refers to these rows no more.",
            nb::sig("def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> "
-                   "None"))
+                   "None"));
+}
+
+void bind_items(nb::class_<ReplayCore>& replay) {
+  replay
       .def("insert", &ReplayCore::insert, nb::arg("table"), nb::arg("pattern"), nb::arg("rows"),
            nb::arg("priorities"), nb::arg("timeout").none(), nb::arg("stop") = nb::none(),
            "Inserts items, whose rows follow one another in `rows`; returns the keys of those that "
@@ -426,7 +409,11 @@ void bind_replay(nb::module_& m) {
            nb::sig("def remove(self, table: int, keys: numpy.typing.NDArray[numpy.int64]) -> int"))
       .def("reset", &ReplayCore::reset, nb::arg("table"), "Empties a table and its counts.")
       .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "A table's counts.",
-           nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"))
+           nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"));
+}
+
+void bind_states(nb::class_<ReplayCore>& replay) {
+  replay
       .def("store_stats", &ReplayCore::store_stats, "The memory of each store.",
            nb::sig("def store_stats(self) -> list[moolink.reports.ReplayStoreStats]"))
       .def("snapshot", &ReplayCore::snapshot,
@@ -451,8 +438,30 @@ void bind_replay(nb::module_& m) {
       .def("restore", &ReplayCore::restore, nb::arg("table"), nb::arg("state"),
            "Gives a table a state of snapshot(), in this replay's rows.",
            nb::sig("def restore(self, table: int, state: dict[str, "
-                   "numpy.typing.NDArray[typing.Any]]) -> None"))
-      .def("close", &ReplayCore::close, "Ends all waits and refuses further use.");
+                   "numpy.typing.NDArray[typing.Any]]) -> None"));
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  m.def(
+      "item_size",
+      [](const std::string& dtype) {
+        const auto type = tensor::dtype_from_name(dtype);
+        if (!type) throw nb::value_error(("no element type is called " + dtype).c_str());
+        return tensor::item_size(*type);
+      },
+      nb::arg("dtype"), "Bytes of an element.");
+  nb::class_<ReplayCore> replay(
+      m, "ReplayCore",
+      "Tables of items and the memory of their steps; see moolink.Replay. Steps "
+      "are rows of a store's arrays, items are rows through a pattern.");
+  replay.def(nb::init<const std::optional<std::string>&>(), nb::arg("spill") = nb::none(),
+             "`spill`: a directory, in a file of which the steps are; None: in memory.");
+  bind_steps(replay);
+  bind_items(replay);
+  bind_states(replay);
+  replay.def("close", &ReplayCore::close, "Ends all waits and refuses further use.");
 }
 
 }  // namespace moolink::bind

@@ -67,8 +67,11 @@ void serve(const runtime::Incoming& call, Run&& run) {
   } catch (nb::python_error& e) {
     send_raised(*call.responder, e);
   } catch (const nb::builtin_exception& e) {
-    call.responder->send(
-        Error{ErrorCode::remote, e.what(), {}, function, "TypeError", {}, Ran::yes});
+    call.responder->send(Error{.code = ErrorCode::remote,
+                               .message = e.what(),
+                               .function = function,
+                               .remote_type = "TypeError",
+                               .ran = Ran::yes});
   } catch (const Exception& e) {
     call.responder->send(e.error());
   }
@@ -80,13 +83,9 @@ nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>&
     const auto found = table->find(name);
     if (found != table->end()) return found->second.borrow();
   }
-  throw Exception(Error{ErrorCode::no_such_function,
-                        "the function '" + name + "' is gone",
-                        {},
-                        name,
-                        {},
-                        {},
-                        Ran::no});
+  throw Exception(Error{.code = ErrorCode::no_such_function,
+                        .message = "the function '" + name + "' is gone",
+                        .function = name});
 }
 
 nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
@@ -123,6 +122,29 @@ void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object
   } else {
     send_value(*responder, result, *options);
   }
+}
+
+using Options = std::shared_ptr<const ValueOptions>;
+
+void run_plain(const nb::object& function, const runtime::Incoming& call, const Options& options) {
+  const auto [arguments, keywords] = decode_call(call.arguments, *options);
+  reply_with(call.responder, call_python(function, arguments, keywords), options);
+}
+
+void run_deferred(const nb::object& function, const runtime::Incoming& call,
+                  const Options& options) {
+  if (call.responder->streamed()) {
+    throw nb::type_error("the function replies once: call it with async_ or sync");
+  }
+  call_with_return<PyDeferred>(function, call, options);
+}
+
+void run_streamed(const nb::object& function, const runtime::Incoming& call,
+                  const Options& options) {
+  if (!call.responder->streamed()) {
+    throw nb::type_error("the handler is a generator: call it with stream");
+  }
+  call_with_return<PyStreamReturn>(function, call, options);
 }
 
 std::vector<crypto::Key> parse_keys(const std::vector<PyRpc::PyKey>& keys) {
@@ -191,70 +213,34 @@ std::vector<std::string> PyRpc::listen(const std::string& address,
 
 // --- handlers
 
-runtime::CallHandler PyRpc::plain_handler(std::weak_ptr<Functions> functions,
-                                          const std::string& name,
-                                          std::shared_ptr<const ValueOptions> options) {
-  return [functions, name, options](const runtime::Incoming& call) {
-    serve(call, [&] {
-      const nb::object function = function_named(functions, name);
-      const auto [arguments, keywords] = decode_call(call.arguments, *options);
-      reply_with(call.responder, call_python(function, arguments, keywords), options);
-    });
-  };
-}
-
-runtime::CallHandler PyRpc::deferred_handler(std::weak_ptr<Functions> functions,
-                                             const std::string& name,
-                                             std::shared_ptr<const ValueOptions> options) {
-  return [functions, name, options](const runtime::Incoming& call) {
-    serve(call, [&] {
-      if (call.responder->streamed()) {
-        throw nb::type_error("the function replies once: call it with async_ or sync");
-      }
-      call_with_return<PyDeferred>(function_named(functions, name), call, options);
-    });
-  };
-}
-
-runtime::CallHandler PyRpc::streamed_handler(std::weak_ptr<Functions> functions,
-                                             const std::string& name,
-                                             std::shared_ptr<const ValueOptions> options) {
-  return [functions, name, options](const runtime::Incoming& call) {
-    serve(call, [&] {
-      if (!call.responder->streamed()) {
-        throw nb::type_error("the handler is a generator: call it with stream");
-      }
-      call_with_return<PyStreamReturn>(function_named(functions, name), call, options);
-    });
-  };
-}
-
-void PyRpc::add_function(const std::string& name, nb::callable function,
-                         runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
-                                                      std::shared_ptr<const ValueOptions>),
+void PyRpc::add_function(const std::string& name, nb::callable function, Run run,
                          const std::string& group) {
   {
     const GilRelease unlocked;
-    peer_->define(name, make(functions_, name, options_), group);
+    auto handler = [functions = std::weak_ptr(functions_), name, options = options_,
+                    run](const runtime::Incoming& call) {
+      serve(call, [&] { run(function_named(functions, name), call, options); });
+    };
+    peer_->define(name, std::move(handler), group);
   }
   (*functions_)[name] = Reference(std::move(function));
 }
 
 void PyRpc::define(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), &PyRpc::plain_handler);
+  add_function(name, std::move(function), run_plain);
 }
 
 void PyRpc::define_deferred(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), &PyRpc::deferred_handler);
+  add_function(name, std::move(function), run_deferred);
 }
 
 void PyRpc::define_confined(const std::string& name, nb::callable function,
                             const std::string& group) {
-  add_function(name, std::move(function), &PyRpc::deferred_handler, group);
+  add_function(name, std::move(function), run_deferred, group);
 }
 
 void PyRpc::define_streamed(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), &PyRpc::streamed_handler);
+  add_function(name, std::move(function), run_streamed);
 }
 
 void PyRpc::undefine(const std::string& name) {

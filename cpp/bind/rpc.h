@@ -91,22 +91,14 @@ class PyRpc {
   // be collected.
   using Functions = std::map<std::string, Reference>;
 
-  void add_function(const std::string& name, nb::callable function,
-                    runtime::CallHandler (*make)(std::weak_ptr<Functions>, const std::string&,
-                                                 std::shared_ptr<const ValueOptions>),
+  // Runs a Python function for a call; what it throws goes to the caller.
+  using Run = void (*)(const nb::object& function, const runtime::Incoming& call,
+                       const std::shared_ptr<const ValueOptions>& options);
+  void add_function(const std::string& name, nb::callable function, Run run,
                     const std::string& group = {});
   nb::object future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
                        const std::string& function,
                        std::shared_ptr<runtime::Future> released) const;
-  static runtime::CallHandler plain_handler(std::weak_ptr<Functions> functions,
-                                            const std::string& name,
-                                            std::shared_ptr<const ValueOptions> options);
-  static runtime::CallHandler deferred_handler(std::weak_ptr<Functions> functions,
-                                               const std::string& name,
-                                               std::shared_ptr<const ValueOptions> options);
-  static runtime::CallHandler streamed_handler(std::weak_ptr<Functions> functions,
-                                               const std::string& name,
-                                               std::shared_ptr<const ValueOptions> options);
 
   std::shared_ptr<const ValueOptions> options_;
   std::shared_ptr<const PyFuture::Decode> decode_result_;  // of all its futures

@@ -122,7 +122,7 @@ sent is not encrypted, as within one host). "paths" has every path, best first, 
 "reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
 said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
 
-void bind_class(nb::class_<PyRpc>& rpc) {
+void bind_peer(nb::class_<PyRpc>& rpc) {
   rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,
                    std::optional<std::vector<std::string>>, double,
                    const std::vector<PyRpc::PyKey>&, std::string>(),
@@ -145,10 +145,13 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "Connects to whoever listens at \"host:port\" and keeps trying, now and whenever the "
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
       .def("addresses", &PyRpc::addresses, nb::call_guard<GilRelease>(),
-           "Where this peer can be reached.")
-      .def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc,
-           nb::sig("def define(self, name: str, function: typing.Callable[..., typing.Any]) -> "
-                   "None"))
+           "Where this peer can be reached.");
+}
+
+void bind_functions(nb::class_<PyRpc>& rpc) {
+  rpc.def("define", &PyRpc::define, nb::arg("name"), nb::arg("function"), kDefineDoc,
+          nb::sig("def define(self, name: str, function: typing.Callable[..., typing.Any]) -> "
+                  "None"))
       .def("_define_streamed", &PyRpc::define_streamed, nb::arg("name"), nb::arg("function"),
            "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.",
            nb::sig("def _define_streamed(self, name: str, function: typing.Callable[..., "
@@ -164,10 +167,13 @@ void bind_class(nb::class_<PyRpc>& rpc) {
                    "typing.Any], group: str) -> None"))
       .def("undefine", &PyRpc::undefine, nb::arg("name"),
            "Withdraws a function and waits until no call of it runs; a stream that has begun goes "
-           "on. Raises ValueError if it is not defined.")
-      .def("async_", &PyRpc::async, kAsyncDoc,
-           nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
-                   "typing.Any) -> Future"))
+           "on. Raises ValueError if it is not defined.");
+}
+
+void bind_calls(nb::class_<PyRpc>& rpc) {
+  rpc.def("async_", &PyRpc::async, kAsyncDoc,
+          nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
+                  "typing.Any) -> Future"))
       .def("_async_within", &PyRpc::async_within,
            "As async_, with a time limit of its own in seconds. None: the call waits until its "
            "peer is lost.",
@@ -194,9 +200,11 @@ void bind_class(nb::class_<PyRpc>& rpc) {
                    "typing.Any) -> Stream"))
       .def("close", &PyRpc::close,
            "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
-           "moolink.Closed. More calls of it do nothing.")
-      .def(
-          "stats", &PyRpc::stats,
+           "moolink.Closed. More calls of it do nothing.");
+}
+
+void bind_reports(nb::class_<PyRpc>& rpc) {
+  rpc.def("stats", &PyRpc::stats,
           "Counters since the beginning, see moolink.RpcStats: calls, frames and bytes (all "
           "paths, and by path in \"paths\"), connections, failed dials, peers; in \"copies\" those "
           "of arrays that others would have saved, in \"cuda\" those from and to CUDA devices.",
@@ -212,14 +220,17 @@ void bind_class(nb::class_<PyRpc>& rpc) {
            "The last events of this peer, oldest first, a line each: seconds before now, peer, "
            "kind, number of the call or connection, other peer, text. A context keeps 1,000.")
       .def("__repr__", &PyRpc::repr, nb::call_guard<GilRelease>());
-  def_context_manager(rpc);
 }
 
 }  // namespace
 
 void bind_rpc(nb::module_& m) {
   nb::class_<PyRpc> rpc(m, "RpcCore", nb::type_slots(rpc_slots), kRpcDoc);
-  bind_class(rpc);
+  bind_peer(rpc);
+  bind_functions(rpc);
+  bind_calls(rpc);
+  bind_reports(rpc);
+  def_context_manager(rpc);
 }
 
 }  // namespace moolink::bind

@@ -63,6 +63,12 @@ struct ImportedTensor {
 
   std::size_t item_size() const;
   std::size_t bytes() const;  // of the elements, without gaps
+  // The memory between its first and last byte.
+  struct Span {
+    std::ptrdiff_t begin = 0;  // from the first element
+    std::size_t bytes = 0;
+  };
+  Span span() const;
   // Why it was copied, or must be copied on its way to compact memory.
   CopyReason copy_reason() const;
   wire::TensorHead head() const;
@@ -91,6 +97,9 @@ ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);
 // represent it (a bfloat16 array for numpy without ml_dtypes, a float64 one for JAX without x64).
 nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, ArrayKind kind,
                          bool read_only = false);
+
+// numpy's array of these bytes.
+nb::object export_bytes(MutableBuffer memory);
 
 // numpy's view of a tensor of any framework, without a copy; read-only if the tensor is. For a
 // tensor on a device it is a copy. Raises like import_tensor(), and TypeError if the value is no

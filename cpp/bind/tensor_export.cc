@@ -222,14 +222,7 @@ nb::object to_numpy(ReceivedTensor received, const wire::TensorHead& head) {
 // Null: a torch from before the exchange API. The table lives as long as torch.
 const DLPackExchangeAPI* torch_api(nb::handle torch) {
   static const DLPackExchangeAPI* api = nullptr;
-  if (api != nullptr) return api;
-  const nb::object capsule =
-      nb::getattr(torch.attr("Tensor"), "__dlpack_c_exchange_api__", nb::none());
-  if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
-  const auto* found = static_cast<const DLPackExchangeAPI*>(
-      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (found == nullptr) throw nb::python_error();
-  if (found->header.version.major == DLPACK_MAJOR_VERSION) api = found;
+  if (api == nullptr) api = exchange_api(torch.attr("Tensor"));
   return api;
 }
 
@@ -309,27 +302,19 @@ nb::object export_tensor(MutableBuffer memory, const wire::TensorHead& head, Arr
   return to_numpy(std::move(received), head);
 }
 
-namespace {
-
-// The range of bytes from the first to past the last one, relative to the first element.
-std::pair<std::int64_t, std::int64_t> span_of(const ImportedTensor& from) {
-  const auto item = static_cast<std::int64_t>(from.item_size());
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  for (std::size_t i = 0; i < from.tensor.shape.size(); ++i) {
-    if (from.tensor.shape[i] == 0) return {0, 0};
-    const std::int64_t walk = (from.tensor.shape[i] - 1) * from.tensor.strides[i] * item;
-    (walk < 0 ? first : last) += walk;
-  }
-  return {first, last + item};
+nb::object export_bytes(MutableBuffer memory) {
+  const wire::TensorHead head{
+      wire::Framework::numpy, DType::uint8, {}, {static_cast<std::int64_t>(memory.size())}};
+  return export_tensor(std::move(memory), head, ArrayKind::numpy);
 }
 
+namespace {
+
 nb::object view_of(const ImportedTensor& from) {
-  const auto [begin, end] = span_of(from);
-  const auto size = static_cast<std::size_t>(end - begin);
+  const auto [begin, size] = from.span();
   ReceivedTensor memory{{std::make_shared<Reference>(from.owner), from.tensor.data + begin, size},
                         DType::uint8,
-                        {end - begin},
+                        {static_cast<std::int64_t>(size)},
                         from.tensor.read_only};
   const wire::TensorHead head = from.head();
   tensor::Shape strides = from.tensor.strides;

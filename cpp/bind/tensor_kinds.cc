@@ -10,8 +10,6 @@ nb::object loaded_module(const char* name) {
   return module == nullptr ? nb::object() : nb::borrow(module);
 }
 
-namespace {
-
 const DLPackExchangeAPI* exchange_api(nb::handle type) {
   const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_CheckExact(capsule.ptr())) return nullptr;
@@ -23,6 +21,8 @@ const DLPackExchangeAPI* exchange_api(nb::handle type) {
   const auto* api = static_cast<const DLPackExchangeAPI*>(pointer);
   return api->header.version.major == DLPACK_MAJOR_VERSION ? api : nullptr;
 }
+
+namespace {
 
 bool is_subclass(nb::handle type, const char* module, const char* attribute) {
   const nb::object owner = loaded_module(module);

@@ -12,6 +12,9 @@ namespace nb = nanobind;
 // A module that is imported already, else empty; an import here would be unexpected.
 nb::object loaded_module(const char* name);
 
+// DLPack's functions for a type of tensors; null: it has none, or others than moolink knows.
+const DLPackExchangeAPI* exchange_api(nb::handle type);
+
 // How objects of a type are imported; determined once per type.
 enum class Importer { none, numpy, torch, jax, cupy, traced, dlpack, subclass };
 

@@ -29,4 +29,10 @@ void end_if_forked() {
   _exit(EXIT_FAILURE);
 }
 
+void call_back(const nb::object& function, PyObject* argument) {
+  const nb::object result = run_user_code(
+      [&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument, nullptr); });
+  if (!result.is_valid()) PyErr_WriteUnraisable(function.ptr());
+}
+
 }  // namespace moolink::bind

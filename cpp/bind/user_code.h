@@ -24,4 +24,8 @@ nb::object run_user_code(Call&& call) {
   return result;
 }
 
+// Calls a callback on a worker, with an argument if there is one; the interpreter's hook gets its
+// exceptions.
+void call_back(const nb::object& function, PyObject* argument = nullptr);
+
 }  // namespace moolink::bind

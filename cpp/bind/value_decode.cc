@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -287,12 +288,8 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
       options_.copies->add(lent == nullptr ? CopyReason::alignment : CopyReason::lent,
                            bytes.size());
     }
-    if (bytes.size() >= kLargeCopy) {
-      const GilRelease released;
-      std::memcpy(memory.data(), bytes.data(), bytes.size());
-    } else if (!bytes.empty()) {
-      std::memcpy(memory.data(), bytes.data(), bytes.size());
-    }
+    unlocked_if(bytes.size() >= kLargeCopy,
+                [&] { std::copy(bytes.begin(), bytes.end(), memory.data()); });
   }
   return export_tensor(std::move(memory), reader_.tensor(), options_.arrays, lent != nullptr);
 }

@@ -24,6 +24,8 @@ constexpr std::size_t kLargeCopy = 64 << 10;
 constexpr std::size_t kSmallestPlaced = 64 << 10;
 // Blocks have 2 MB, and parts must not travel in the frame of their message.
 constexpr std::size_t kSmallestOnDevice = 1 << 20;
+// Of a message, beside the value's arrays: the value's body, and what the operation says of it.
+constexpr std::size_t kOtherParts = 2;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {
   return std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
@@ -299,19 +301,15 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   if (options_.copies != nullptr) options_.copies->add(tensor.copy_reason(), size);
   if (size <= wire::kInlineTensorBytes) {
     std::byte elements[wire::kInlineTensorBytes];
-    if (tensor.stream != nullptr) {
-      const GilRelease released;
-      copy_elements(tensor, elements);
-    } else {
-      copy_elements(tensor, elements);
-    }
+    unlocked_if(tensor.stream != nullptr, [&] { copy_elements(tensor, elements); });
     return writer_.inline_tensor(tensor.head(), {elements, size});
   }
   const Limits& limits = options_.limits;
+  const std::size_t most = limits.max_parts - kOtherParts;
   if (size > limits.max_part || size > limits.max_message - tensor_bytes_ ||
-      parts_.size() == limits.max_parts) {
+      parts_.size() == most) {
     throw Exception(ErrorCode::invalid_argument,
-                    "the value's arrays exceed the limit of " + std::to_string(limits.max_parts) +
+                    "the value's arrays exceed the limit of " + std::to_string(most) +
                         " arrays and " + std::to_string(limits.max_message) + " bytes a message");
   }
   tensor_bytes_ += size;
@@ -413,12 +411,7 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
   wire::Payload payload;
   payload.body = writer_.take();
   if (parts_.empty()) return payload;
-  if (copied_bytes_ >= kLargeCopy || on_device_) {
-    const GilRelease released;
-    capture_parts(allocator);
-  } else {
-    capture_parts(allocator);
-  }
+  unlocked_if(copied_bytes_ >= kLargeCopy || on_device_, [&] { capture_parts(allocator); });
   payload.parts.reserve(parts_.size());
   for (Part& part : parts_) {
     if (part.lent) {

@@ -31,52 +31,32 @@ using tensor::DType;
   throw Exception(ErrorCode::invalid_argument, "all_reduce in a program: " + what);
 }
 
-// Numbers of XLA's PrimitiveType.
 DType dtype_of(int type) {
-  switch (type) {
-    case 1:
-      return DType::boolean;
-    case 2:
-      return DType::int8;
-    case 3:
-      return DType::int16;
-    case 4:
-      return DType::int32;
-    case 5:
-      return DType::int64;
-    case 6:
-      return DType::uint8;
-    case 7:
-      return DType::uint16;
-    case 8:
-      return DType::uint32;
-    case 9:
-      return DType::uint64;
-    case 10:
-      return DType::float16;
-    case 11:
-      return DType::float32;
-    case 12:
-      return DType::float64;
-    case 15:
-      return DType::complex64;
-    case 16:
-      return DType::bfloat16;
-    case 18:
-      return DType::complex128;
-    case 19:
-      return DType::float8_e5m2;
-    case 20:
-      return DType::float8_e4m3fn;
-    case 24:
-      return DType::float8_e5m2fnuz;
-    case 25:
-      return DType::float8_e4m3fnuz;
-    case 33:
-      return DType::float8_e8m0fnu;
-    default:
-      refuse("elements of XLA's type " + std::to_string(type) + " cannot be reduced");
+  // Numbers of XLA's PrimitiveType.
+  static constexpr std::pair<int, DType> kTypes[] = {{1, DType::boolean},
+                                                     {2, DType::int8},
+                                                     {3, DType::int16},
+                                                     {4, DType::int32},
+                                                     {5, DType::int64},
+                                                     {6, DType::uint8},
+                                                     {7, DType::uint16},
+                                                     {8, DType::uint32},
+                                                     {9, DType::uint64},
+                                                     {10, DType::float16},
+                                                     {11, DType::float32},
+                                                     {12, DType::float64},
+                                                     {15, DType::complex64},
+                                                     {16, DType::bfloat16},
+                                                     {18, DType::complex128},
+                                                     {19, DType::float8_e5m2},
+                                                     {20, DType::float8_e4m3fn},
+                                                     {24, DType::float8_e5m2fnuz},
+                                                     {25, DType::float8_e4m3fnuz},
+                                                     {33, DType::float8_e8m0fnu}};
+  for (const auto& [number, dtype] : kTypes) {
+    if (number == type) return dtype;
   }
+  refuse("elements of XLA's type " + std::to_string(type) + " cannot be reduced");
 }
 
 const xla::Buffer& buffer(const xla::Arguments& arguments, std::int64_t index) {

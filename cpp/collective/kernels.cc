@@ -17,28 +17,6 @@ bool is_bitwise(ReduceOp op) {
 }
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
-MOOLINK_INLINE float widen_half(std::uint32_t half) {
-  const std::uint32_t magnitude = half & 0x7fffu;
-  // Shifted into place the exponent is 112 too small; the product is exact, subnormals included.
-  const float scaled = from_bits(magnitude << 13) * 0x1p112f;
-  const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
-  const std::uint32_t sign = (half & 0x8000u) << 16;
-  return from_bits(to_bits(scaled) | special | sign);
-}
-
-MOOLINK_INLINE std::uint32_t narrow_half(float value) {
-  const auto bits = to_bits(value);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  // Below 2^-14 the result is subnormal: adding 0.5 leaves its multiples of 2^-24 in the mantissa.
-  const std::uint32_t tiny = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
-  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-  const std::uint32_t special =
-      magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : 0x7c00u;
-  std::uint32_t result = magnitude < 0x38800000u ? tiny : normal;
-  result = magnitude >= 0x47800000u ? special : result;
-  return result | ((bits >> 16) & 0x8000u);
-}
-
 // Conversion of a stored element to the computed value, and back.
 template <class T>
 struct Plain {

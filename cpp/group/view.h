@@ -14,7 +14,8 @@ namespace moolink::group {
 
 // A peer's part in one view. A newcomer lacks the group's state (parameters and counters) and
 // receives a snapshot; an observer receives and never takes part in an operation.
-enum class Role : std::uint8_t { member, newcomer, observer, kMax = observer };
+enum class Role : std::uint8_t { member, newcomer, observer };
+constexpr Role enum_max(Role) { return Role::observer; }
 
 // Why a view was made. With several reasons, the first in this order is named.
 enum class Cause : std::uint8_t {
@@ -26,8 +27,8 @@ enum class Cause : std::uint8_t {
   demoted,   // the leader asked to make a member a newcomer
   joined,
   ordered,  // a sort order changed
-  kMax = ordered
 };
+constexpr Cause enum_max(Cause) { return Cause::ordered; }
 const char* to_string(Cause cause);
 
 struct MemberInfo {

@@ -48,6 +48,7 @@ class Loop {
   void change(WatchId id, std::uint32_t events);
   void unwatch(WatchId id);  // before its descriptor is closed
   TimerKey at(Time when, std::function<void()> due);
+  // No effect for a timer that has begun to run, and for TimerKey{}: no key is used twice.
   void cancel(const TimerKey& key) { timers_.erase(key); }
   void add(Pollable& pollable) { pollables_.push_back(&pollable); }
   void remove(Pollable& pollable);

@@ -51,7 +51,6 @@ struct Config {
   Uid instance;
   std::string name;
   Uid host_key;  // boot id and network namespace: equal for peers that share loopback and memory
-  std::uint64_t features = 0;
   std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
   std::string no_verbs;  // why this machine has no RDMA; empty: it has, or was not checked
   Limits limits;
@@ -142,7 +141,7 @@ struct Undelivered {
 };
 
 // The peer that answers a dial of this side has no key in common with it. `name`: the name it
-// claims, if any. `only_way`: no peer is connected, nor dialled elsewhere for the user.
+// claims, if any. `only_way`: no peer is connected, and all that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;

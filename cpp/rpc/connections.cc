@@ -63,7 +63,6 @@ void Node::complain(Time now, std::string text) {
 wire::Hello Node::hello() {
   greeted_anyone_ = true;
   wire::Hello hello;
-  hello.features = config_.features;
   hello.instance = config_.instance;
   hello.name = config_.name;
   hello.host_key = config_.host_key;
@@ -351,15 +350,17 @@ bool Node::tells_callers(const Connection& connection) {
 void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
   const bool connected =
       std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
+  DialTarget* target = dialler_.find(address);
+  if (target != nullptr) target->refused = true;
+  const bool only_way = !connected && dialler_.refused_everywhere(address);
   std::vector<CallId> hopeless;
   for (const auto& [searched, search] : searches_) {
-    const DialTarget* target = dialler_.find(address);
     const bool meant = searched == name || (target != nullptr && target->peer == searched);
-    if (!meant && (connected || address.empty())) continue;
+    if (!meant && !only_way) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
   if (error.code == ErrorCode::auth && !address.empty()) {
-    actions_.push_back(Refused{name, !connected && dialler_.user_wants_only(address), error});
+    actions_.push_back(Refused{name, only_way, error});
   }
   for (const CallId id : hopeless) {
     const auto found = calls_.find(id);
@@ -405,7 +406,7 @@ void Node::redial(Time now, DialTarget& target, const Error& error, bool attache
     target.last_error = error.message;
     tell_of_lost_path(target);
   };
-  dialler_.failed(target, now, {});
+  dialler_.failed(target, now);
   guard(tell, [](const Error&) {});
   guard([&] { arm(target); }, [&](const Error&) { arm(target); });
 }

@@ -1,7 +1,6 @@
 #include "rpc/dialler.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace moolink::rpc {
 
@@ -81,11 +80,12 @@ std::size_t Dialler::count_for(const std::string& peer) const {
   }));
 }
 
-bool Dialler::user_wants_only(const std::string& address) const {
-  const auto wanted = [](const auto& entry) { return entry.second.wanted_by_user; };
-  const auto found = std::find_if(targets_.begin(), targets_.end(), wanted);
-  return found != targets_.end() && found->first == address &&
-         std::none_of(std::next(found), targets_.end(), wanted);
+bool Dialler::refused_everywhere(const std::string& address) {
+  const DialTarget* target = find(address);
+  return target != nullptr && target->wanted_by_user &&
+         std::ranges::all_of(targets_, [](const auto& entry) {
+           return entry.second.refused || !entry.second.wanted_by_user;
+         });
 }
 
 void Dialler::leave(DialTarget& target, Time now) {
@@ -107,11 +107,10 @@ void Dialler::succeeded(DialTarget& target, const Uid& instance) {
   target.last_error.clear();
 }
 
-void Dialler::failed(DialTarget& target, Time now, const std::string& error) {
+void Dialler::failed(DialTarget& target, Time now) {
   target.state = DialTarget::State::idle;
   target.connection = 0;
   ++target.failures;
-  if (!error.empty()) target.last_error = error;
   target.next_try = now + target.pause;
   target.pause = std::min(2 * target.pause, last_pause_);
 }

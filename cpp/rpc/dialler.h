@@ -42,7 +42,8 @@ struct DialTarget {
   wire::ConnectionId connection = 0;
   Duration pause{};  // before the next try
   Time next_try = kNever;
-  int failures = 0;  // in a row
+  int failures = 0;      // in a row
+  bool refused = false;  // the last dial was answered so
   std::string last_error;
 };
 
@@ -59,8 +60,8 @@ class Dialler {
   // How many addresses there are to reach a peer of this name, beside those that the user
   // requested.
   std::size_t count_for(const std::string& peer) const;
-  // Whether the user requested this address, and no other.
-  bool user_wants_only(const std::string& address) const;
+  // Whether the user requested this address, and every requested one refuses this peer.
+  bool refused_everywhere(const std::string& address);
   DialTarget* of_connection(wire::ConnectionId connection);
 
   // Its connection has fallen silent: dials a new one beside it.
@@ -69,7 +70,7 @@ class Dialler {
   // The greeting is done: the next pause is short again.
   void succeeded(DialTarget& target, const Uid& instance);
   // The dial failed, or its connection ended.
-  void failed(DialTarget& target, Time now, const std::string& error);
+  void failed(DialTarget& target, Time now);
 
   std::map<std::string, DialTarget>& targets() { return targets_; }
   const std::map<std::string, DialTarget>& targets() const { return targets_; }

@@ -41,15 +41,18 @@ Search& Node::search_for(Time now, const std::string& name) {
   search.number = ++last_search_;
   search.name = name;
   search.pause = config_.find_first;
-  search.next_find = now + search.pause;
-  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
   return searches_.emplace(name, std::move(search)).first->second;
 }
 
-void Node::keep_for(Time now, const std::string& name, Search::Waiting waiting) {
+// Throws Exception{invalid_argument} if the message is over the limits.
+void Node::keep_for(Time now, const std::string& name, session::OutgoingMessage message,
+                    const Uid& instance, const std::string& scope) {
+  session::check(message, config_.limits);
   const bool is_new = !searches_.contains(name);
   Search& search = search_for(now, name);
-  search.services.push_back(std::move(waiting));
+  search.services.push_back(
+      {now + config_.timing.evict_after, std::move(message), instance, scope});
   if (is_new) ask_everybody(now, search);
 }
 
@@ -90,35 +93,36 @@ void Node::search_due(Time now, std::uint64_t number) {
   }
   if (mutant("search_asks_once")) return;
   search.pause = std::min(2 * search.pause, config_.find_last);
-  search.next_find = now + search.pause;
-  timers_.push({search.next_find, Timer::Kind::search, search.number, {}});
+  timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
   ask_everybody(now, search);
 }
 
-// The peer is up: sends what waited for its name, in order.
+// The peer is up: sends what waited for its name, in order. What an exception leaves here waits for
+// its next session.
 void Node::end_search(Time now, Peer& peer) {
-  std::deque<Search::Waiting> others;  // for a peer of this name in another group
-  auto node = searches_.extract(peer.name);
-  if (node.empty()) return;
-  Search& search = node.mapped();
-  for (Search::Waiting& waiting : search.services) {
+  const auto entry = searches_.find(peer.name);
+  if (entry == searches_.end()) return;
+  Search& search = entry->second;
+  for (std::size_t left = search.services.size(); left > 0; --left) {
+    Search::Waiting waiting = std::move(search.services.front());
+    search.services.pop_front();
     if (!peer.scope.empty() && !waiting.scope.empty() && waiting.scope != peer.scope) {
-      others.push_back(std::move(waiting));
+      search.services.push_back(std::move(waiting));  // for a peer of this name in another group
     } else if (!waiting.instance.empty() && waiting.instance != peer.instance) {
       undelivered(waiting.instance);
     } else {
-      send_to(now, peer, waiting.service, std::move(waiting.payload));
+      send_or_queue(now, peer, std::move(waiting.message));
     }
   }
-  for (const CallId id : search.calls) {
+  while (!search.calls.empty()) {
+    const CallId id = search.calls.front();
+    search.calls.pop_front();
     const auto found = calls_.find(id);
     if (found == calls_.end()) continue;
     guard([&] { dispatch(now, peer, id, found->second); },
           [&](const Error& error) { complete(id, error); });
   }
-  search.calls.clear();
-  search.services = std::move(others);
-  if (!search.services.empty()) searches_.insert(std::move(node));
+  if (search.services.empty()) searches_.erase(entry);
 }
 
 void Node::drop_overdue(Time now, Search& search) {
@@ -299,6 +303,7 @@ void Node::dial_due(Time now, std::uint64_t number) {
   if (needed(now, *target)) {
     actions_.push_back(Dial{target->address});
     target->state = DialTarget::State::dialling;
+    target->refused = false;
   } else if (target->wanted_by_user && !closing_) {  // connected in another way: check again later
     target->next_try = now + config_.redial_last;
     arm(*target);

@@ -152,7 +152,6 @@ class Node {
 
   const std::string& name() const { return config_.name; }
   const Uid& instance() const { return config_.instance; }
-  std::vector<std::string> addresses() const { return addresses_; }
   std::vector<PeerInfo> peers(Time now) const;
   // How a peer is reached, or why it is not.
   Explanation explain(Time now, const std::string& peer) const;
@@ -273,7 +272,8 @@ class Node {
   // directory.cc
   void dial_ended(Time now, const std::string& address, const Error& error);
   Search& search_for(Time now, const std::string& name);
-  void keep_for(Time now, const std::string& name, Search::Waiting waiting);
+  void keep_for(Time now, const std::string& name, session::OutgoingMessage message,
+                const Uid& instance, const std::string& scope);
   bool may_ask(const Peer& peer, const Search& search) const;
   Peer* peer_of(const DialTarget& target) const;
   void ask_everybody(Time now, Search& search);

@@ -8,6 +8,19 @@
 
 namespace moolink::rpc {
 
+namespace {
+
+session::OutgoingMessage service_message(Service service, wire::Payload payload) {
+  session::OutgoingMessage message;
+  message.kind = static_cast<std::uint8_t>(MessageKind::service);
+  message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
+  if (mutant("unordered_services")) message.lane = 0;
+  message.payload = with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
+  return message;
+}
+
+}  // namespace
+
 Peer& Node::ensure_peer(const Uid& instance) {
   if (Peer* known = find_peer(instance)) return *known;
   session::Config of_session;
@@ -345,13 +358,7 @@ void Node::flush(Time now, Peer& peer) {
 
 void Node::send_to(Time now, Peer& peer, Service service, wire::Payload payload) {
   session::OutgoingMessage message;
-  message.kind = static_cast<std::uint8_t>(MessageKind::service);
-  message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
-  if (mutant("unordered_services")) message.lane = 0;
-  const bool made = guarded(peer, [&] {
-    message.payload =
-        with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
-  });
+  const bool made = guarded(peer, [&] { message = service_message(service, std::move(payload)); });
   if (made) send_or_queue(now, peer, std::move(message));
 }
 
@@ -378,8 +385,7 @@ void Node::send_service_to(Time now, const Uid& instance, const std::string& nam
   } else if (mutant("services_by_name")) {
     send_service_to_name(now, name, service, std::move(payload), scope);
   } else if (!name.empty() && name != config_.name) {
-    keep_for(now, name,
-             {now + config_.timing.evict_after, service, std::move(payload), instance, scope});
+    keep_for(now, name, service_message(service, std::move(payload)), instance, scope);
     settle(now);
   }
 }
@@ -396,7 +402,7 @@ void Node::send_service_to_name(Time now, const std::string& name, Service servi
   if (peer != nullptr && peer->up) {
     send_to(now, *peer, service, std::move(payload));
   } else {
-    keep_for(now, name, {now + config_.timing.evict_after, service, std::move(payload), {}, scope});
+    keep_for(now, name, service_message(service, std::move(payload)), {}, scope);
   }
   settle(now);
 }

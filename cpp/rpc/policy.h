@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "crypto/keyring.h"
 #include "wire/frame.h"
 #include "wire/path.h"
 
@@ -14,42 +16,41 @@ struct Verdict {
   std::string scope;    // the group that the connection is confined to; empty: none
 };
 
-// Decides which peers may connect. Both sides prove themselves over both greetings, the acceptor
-// first; nonces make each greeting new, so that no proof can be replayed.
+// Decides which peers may connect. Both sides prove a key, the acceptor first: by an HMAC over both
+// greetings, the side that makes it, the path and the key's name. Nonces make each greeting new, so
+// that no proof can be replayed. A peer without keys is insecure: it sends no proof, requires none,
+// and tells so a peer that sends one. See docs/design/security.md.
 class Policy {
  public:
-  virtual ~Policy() = default;
+  // `origin`: the source of the keys ("the token file /home/…"), for this peer's user. `seed`:
+  // random and secret; the nonces derive from it.
+  explicit Policy(crypto::Keyring keyring = {}, std::string origin = {},
+                  const crypto::Digest& seed = {});
 
   // Before this side's greeting is sent: adds the keys that it can prove, and a nonce; `number`
   // differs each time.
-  virtual void introduce(wire::Hello& ours, std::uint64_t number) const = 0;
-  // The acceptor, before its greeting is sent: adds its proof to it.
-  virtual Verdict answer(const wire::Channel& channel, const wire::Hello& dialler,
-                         wire::Hello& acceptor) const = 0;
+  void introduce(wire::Hello& ours, std::uint64_t number) const;
+  // The acceptor, before its greeting is sent: adds its proof to it, of the first of the dialler's
+  // keys that this side has; with none, of each of its own, for a dialler that can derive it.
+  Verdict answer(const wire::Channel& channel, const wire::Hello& dialler,
+                 wire::Hello& acceptor) const;
   // The dialler: whether the acceptor's proof is valid. Adds its own to `welcome`.
-  virtual Verdict check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
-                                 const wire::Hello& acceptor, wire::Hello& welcome) const = 0;
+  Verdict check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
+                         const wire::Hello& acceptor, wire::Hello& welcome) const;
   // The acceptor: whether the proof in the dialler's welcome is valid.
-  virtual Verdict check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
-                                const wire::Hello& acceptor, const wire::Hello& welcome) const = 0;
+  Verdict check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
+                        const wire::Hello& acceptor, const wire::Hello& welcome) const;
   // The scope of this side's own keys.
-  virtual std::string scope() const = 0;
+  std::string scope() const { return keyring_.scope(); }
   // What this side's user should check after a refusal. May name files: not for the other side.
-  virtual std::string advice() const = 0;
-};
+  std::string advice() const;
 
-// Insecure: sends no proof, requires none, and tells so a peer that sends one.
-class OpenPolicy final : public Policy {
- public:
-  void introduce(wire::Hello&, std::uint64_t) const override {}
-  Verdict answer(const wire::Channel&, const wire::Hello& dialler,
-                 wire::Hello& acceptor) const override;
-  Verdict check_acceptor(const wire::Channel&, const wire::Hello& dialler,
-                         const wire::Hello& acceptor, wire::Hello& welcome) const override;
-  Verdict check_dialler(const wire::Channel&, const wire::Hello& dialler,
-                        const wire::Hello& acceptor, const wire::Hello& welcome) const override;
-  std::string scope() const override { return {}; }
-  std::string advice() const override;
+ private:
+  std::optional<Verdict> without_proof(const wire::Hello& ours, const wire::Hello& theirs) const;
+
+  crypto::Keyring keyring_;
+  std::string origin_;
+  crypto::Digest seed_;
 };
 
 }  // namespace moolink::rpc

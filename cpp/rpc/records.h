@@ -173,8 +173,7 @@ struct CallKeyHash {
 struct Search {
   struct Waiting {
     Time until;
-    Service service;
-    wire::Payload payload;
+    session::OutgoingMessage message;
     Uid instance;       // for this one only; empty: any peer of the name
     std::string scope;  // of this group, if known
   };
@@ -183,7 +182,6 @@ struct Search {
   std::deque<CallId> calls;
   std::deque<Waiting> services;
   Duration pause{};
-  Time next_find = kNever;
   std::set<std::string, std::less<>> asked;  // names of peers
   Tried tried;
   bool found = false;      // a peer knows it

@@ -66,24 +66,24 @@ bool Outbox::has_room(std::uint64_t bytes, std::size_t parts, bool held) const {
          (bytes <= kInlineBytes || fits(large_bytes_, bytes));
 }
 
-void Outbox::check(const OutgoingMessage& message) const {
+void check(const OutgoingMessage& message, const Limits& limits) {
   const auto refuse = [](const std::string& what, std::uint64_t size, std::uint64_t limit) {
     throw Exception(ErrorCode::invalid_argument,
                     what + std::to_string(size) + " exceeds the limit of " + std::to_string(limit));
   };
   const wire::Payload& payload = message.payload;
-  if (payload.body.size() > limits_.max_body) {
-    refuse("a message's body of bytes ", payload.body.size(), limits_.max_body);
+  if (payload.body.size() > limits.max_body) {
+    refuse("a message's body of bytes ", payload.body.size(), limits.max_body);
   }
-  if (payload.parts.size() > limits_.max_parts) {
-    refuse("the number of tensors in a message, ", payload.parts.size(), limits_.max_parts);
+  if (payload.parts.size() > limits.max_parts) {
+    refuse("the number of tensors in a message, ", payload.parts.size(), limits.max_parts);
   }
   std::uint64_t total = payload.body.size();
   for (const Buffer& part : payload.parts) {
-    if (part.size() > limits_.max_part) refuse("a tensor of bytes ", part.size(), limits_.max_part);
+    if (part.size() > limits.max_part) refuse("a tensor of bytes ", part.size(), limits.max_part);
     total += part.size();
   }
-  if (total > limits_.max_message) refuse("a message of bytes ", total, limits_.max_message);
+  if (total > limits.max_message) refuse("a message of bytes ", total, limits.max_message);
 }
 
 std::uint64_t Outbox::push(OutgoingMessage message) {

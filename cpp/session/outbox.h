@@ -38,6 +38,9 @@ struct OutgoingMessage {
   std::uint64_t cookie = 0;  // passed back in Acked or Lost
 };
 
+// Throws Exception{invalid_argument} if the message is over the limits.
+void check(const OutgoingMessage& message, const Limits& limits);
+
 // A body or part outside the message's frame.
 struct LargePart {
   enum class State : std::uint8_t { waiting, asked, filling, streaming, sent };
@@ -83,7 +86,7 @@ class Outbox {
   // Whether a message of `bytes` in all, of `parts` parts, fits the windows.
   bool has_room(std::uint64_t bytes, std::size_t parts, bool held) const;
   // Throws Exception{invalid_argument} when a message is over the limits.
-  void check(const OutgoingMessage& message) const;
+  void check(const OutgoingMessage& message) const { session::check(message, limits_); }
   // Numbers the message; the caller has checked has_room and check.
   std::uint64_t push(OutgoingMessage message);
 

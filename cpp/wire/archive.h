@@ -34,8 +34,8 @@
 
 namespace moolink {
 
-// The greatest value of an enum on the wire: a function `enum_max(E)` beside the enum (found by its
-// argument), or an enumerator E::kMax.
+// The greatest value of an enum on the wire: a function `enum_max(E)` beside the enum, found by its
+// argument.
 constexpr ErrorCode enum_max(ErrorCode) { return static_cast<ErrorCode>(kErrorCodes - 1); }
 constexpr Ran enum_max(Ran) { return Ran::yes; }
 
@@ -53,15 +53,6 @@ inline constexpr bool kIsByte =
 
 template <class T, class Archive>
 concept HasFields = requires(T& value, Archive& archive) { value.fields(archive); };
-
-template <class E>
-constexpr std::underlying_type_t<E> enum_limit() {
-  if constexpr (requires { E::kMax; }) {
-    return static_cast<std::underlying_type_t<E>>(E::kMax);
-  } else {
-    return static_cast<std::underlying_type_t<E>>(enum_max(E{}));
-  }
-}
 
 // The last field of a struct that later versions add to: what follows the fields that this one
 // knows. It is kept, since a proof may cover the bytes of the whole struct.
@@ -256,7 +247,7 @@ class Reader {
       value = static_cast<T>(byte());
     } else if constexpr (std::is_enum_v<T>) {
       const std::uint64_t number = varint();
-      if (number > static_cast<std::uint64_t>(enum_limit<T>())) out_of_range("enum", number);
+      if (number > static_cast<std::uint64_t>(enum_max(T{}))) out_of_range("enum", number);
       value = static_cast<T>(number);
     } else if constexpr (std::unsigned_integral<T>) {
       const std::uint64_t number = varint();

@@ -190,15 +190,9 @@ const ValueToken& ValueReader::next() {
     case ValueTag::tensor:
       read_tensor();
       break;
-    case ValueTag::device_tensor: {
-      const std::uint64_t device = reader_.varint();
-      if (device >= kMaxDevices)
-        fail("a tensor on the impossible device " + std::to_string(device));
-      read_tensor();
-      tensor_.device = static_cast<std::uint32_t>(device);
-      token_.tag = ValueTag::tensor;
+    case ValueTag::device_tensor:
+      read_device_tensor();
       break;
-    }
   }
   close_full();
   return token_;
@@ -280,6 +274,14 @@ void ValueReader::read_scalar() {
   read_element_type();
   const std::size_t size = tensor_.item_size();
   token_.bytes = {reader_.raw(size), size};
+}
+
+void ValueReader::read_device_tensor() {
+  const std::uint64_t device = reader_.varint();
+  if (device >= kMaxDevices) fail("a tensor on the impossible device " + std::to_string(device));
+  read_tensor();
+  tensor_.device = static_cast<std::uint32_t>(device);
+  token_.tag = ValueTag::tensor;
 }
 
 void ValueReader::read_tensor() {

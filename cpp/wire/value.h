@@ -197,6 +197,7 @@ class ValueReader {
   void read_container();
   void read_type();
   void read_tensor();
+  void read_device_tensor();
   void read_scalar();
   void read_element_type();
   void read_bytes();

@@ -10,28 +10,11 @@
 namespace moolink::fuzz {
 namespace {
 
-// Shows a proof, and takes none.
-class NobodyPolicy final : public rpc::Policy {
- public:
-  void introduce(wire::Hello& ours, std::uint64_t number) const override {
-    ours.nonce[0] = static_cast<std::byte>(number);
-  }
-  rpc::Verdict answer(const wire::Channel&, const wire::Hello&,
-                      wire::Hello& acceptor) const override {
-    acceptor.proof.resize(wire::kProofBytes);
-    return {};
-  }
-  rpc::Verdict check_acceptor(const wire::Channel&, const wire::Hello&, const wire::Hello&,
-                              wire::Hello&) const override {
-    return {"nobody may", {}};
-  }
-  rpc::Verdict check_dialler(const wire::Channel&, const wire::Hello&, const wire::Hello&,
-                             const wire::Hello&) const override {
-    return {"nobody may", {}};
-  }
-  std::string scope() const override { return {}; }
-  std::string advice() const override { return "give it up"; }
-};
+crypto::Key key_of(int byte) {
+  crypto::Key key;
+  key.secret.fill(static_cast<std::byte>(byte));
+  return key;
+}
 
 wire::ReceivedFrame frame_of(Input& input) {
   wire::ReceivedFrame frame;
@@ -57,7 +40,7 @@ bool may_happen(const rpc::Action& action) {
 }  // namespace
 
 void run(Input input) {
-  static const NobodyPolicy policy;
+  static const rpc::Policy policy(crypto::Keyring({key_of(1)}), "a test", key_of(2).secret);
   CountingAllocator allocator(0);  // a stranger has nothing allocated for it here
   rpc::Config config;
   config.instance = {1, 1};
@@ -104,6 +87,7 @@ std::vector<Bytes> seeds() {
   wire::Hello hello;
   hello.instance = {2, 2};
   hello.name = "stranger";
+  hello.keys = {key_of(3).identity()};
   hello.session = 5;
   hello.rx_have = {6};
   hello.max_frame = 1 << 20;

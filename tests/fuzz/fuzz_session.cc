@@ -211,7 +211,7 @@ class Victim {
 
   wire::PathKind kind_;
   wire::PathTraits traits_;
-  rpc::OpenPolicy policy_;
+  rpc::Policy policy_;
   CountingAllocator allocator_{2 * kLargest};
   rpc::Node node_;
   rpc::Node friend_;

@@ -362,6 +362,8 @@ def misuses(group: moolink.Group) -> Iterator[tuple[Callable[[], object], type, 
     yield lambda: group.all_reduce("x", 1.0, inplace=True), ValueError, "cannot be written"
     yield lambda: group.all_reduce("x", array, inplace=True, out=array), ValueError, "exclude"
     yield lambda: group.all_reduce("x", 1, op=max, inplace=True), ValueError, "not for a callable"
+    many = [np.ones(65)] * 65_535
+    yield lambda: group.all_reduce("x", many, op=max), ValueError, "limit of 65534 arrays"
     yield lambda: group.all_reduce("x", np.array(["a"])), TypeError, "only numbers"
     yield lambda: group.all_gather("x", {"a": "text"}), TypeError, r"data\['a'\]"
 

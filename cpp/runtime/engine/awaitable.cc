@@ -1,5 +1,7 @@
 #include "runtime/engine/awaitable.h"
 
+#include "base/scoped.h"
+
 namespace moolink::runtime {
 
 bool Awaitable::wait(Time deadline, const Engine::Interrupt& interrupt) {
@@ -9,12 +11,7 @@ bool Awaitable::wait(Time deadline, const Engine::Interrupt& interrupt) {
   Waiter waiter;
   waiter.what = what_;
   waiter.id = id_;
-  waiters_.push_back(&waiter);
-  struct Forget {  // also when interrupted by an exception; the lock is held then too
-    std::vector<Waiter*>& waiters;
-    Waiter* waiter;
-    ~Forget() { std::erase(waiters, waiter); }
-  } const forget{waiters_, &waiter};
+  const Listed listed(waiters_, waiter);  // the lock is held at an exception, too
   return context_->wait(lock, waiter, deadline, interrupt);
 }
 

@@ -8,9 +8,9 @@
 #include "base/at_fork.h"
 #include "base/log.h"
 #include "base/uid.h"
+#include "io/task_thread.h"
 #include "memory/lending_pool.h"
 #include "memory/pool.h"
-#include "runtime/engine/compute.h"
 #include "runtime/engine/dump_server.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/flight_recorder.h"
@@ -47,7 +47,8 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   // For large memory that is used once: the pool returns freed blocks to the system at once.
   memory::Pool& transient() { return transient_; }
   memory::LendingPool& lending() { return *lending_; }
-  Compute& compute() { return compute_; }
+  // For arithmetic on large buffers; it needs no GIL.
+  io::TaskThread& compute() { return compute_; }
   const Uid& host_key() const { return options_.host_key; }
 
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
@@ -94,7 +95,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   memory::Pool transient_{0};
   const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
   Workers workers_;
-  Compute compute_;
+  io::TaskThread compute_;
   FlightRecorder recorder_;
   Reminder reminder_;  // of waiting threads
   DumpServer dump_server_;

@@ -8,6 +8,7 @@
 
 #include "base/barrier.h"
 #include "base/format.h"
+#include "base/scoped.h"
 
 namespace moolink::runtime {
 namespace {
@@ -90,12 +91,7 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
   if (!waiter.done) flush();
   if (waiter.since == Time{}) waiter.since = io::now();  // else it continues a wait
   waiter.thread = this_thread();
-  all_waiters_.push_back(&waiter);
-  struct Forget {
-    std::vector<const Waiter*>& waiters;
-    Waiter* waiter;
-    ~Forget() { std::erase(waiters, waiter); }
-  } const forget{all_waiters_, &waiter};
+  const Listed listed(all_waiters_, waiter);
   while (!waiter.done) {
     Time current = io::now();
     if (current >= deadline) return false;

@@ -3,43 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 
 namespace moolink::runtime {
 
 const char* to_string(FlightKind kind) {
-  switch (kind) {
-    case FlightKind::call:
-      return "call";
-    case FlightKind::result:
-      return "result";
-    case FlightKind::handler:
-      return "handler";
-    case FlightKind::reply:
-      return "reply";
-    case FlightKind::stop:
-      return "stop";
-    case FlightKind::dial:
-      return "dial";
-    case FlightKind::dial_failed:
-      return "dial failed";
-    case FlightKind::opened:
-      return "opened";
-    case FlightKind::closed:
-      return "closed";
-    case FlightKind::sent:
-      return "sent";
-    case FlightKind::received:
-      return "received";
-    case FlightKind::peer_up:
-      return "peer up";
-    case FlightKind::peer_down:
-      return "peer down";
-    case FlightKind::service:
-      return "service";
-    case FlightKind::view:
-      return "view";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {
+      "call",   "result", "handler",  "reply",   "stop",      "dial",    "dial failed", "opened",
+      "closed", "sent",   "received", "peer up", "peer down", "service", "view"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(FlightKind::view) + 1);
+  return kind > FlightKind::view ? "?" : kNames[static_cast<std::size_t>(kind)];
 }
 
 std::vector<FlightEvent> FlightRecorder::last(std::size_t most, std::string_view here) const {

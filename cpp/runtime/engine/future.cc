@@ -8,7 +8,8 @@ void Future::cancel() {
   const Engine::Lock lock = context().lock();
   if (done()) return;
   if (cancel_) std::exchange(cancel_, nullptr)();
-  complete(Error{ErrorCode::cancelled, "the operation was cancelled", {}, {}, {}, {}, Ran::maybe});
+  complete(Error{
+      .code = ErrorCode::cancelled, .message = "the operation was cancelled", .ran = Ran::maybe});
 }
 
 void Future::then(Task task) {

@@ -11,7 +11,10 @@ std::optional<wire::Payload> Stream::take() {
   items_.pop_front();
   if (items_.empty() && !outcome_) set_unready();
   // Half of the credit at once: one message for several items, and no pause.
-  if (!outcome_ && ++taken_ * 2 >= credit_) control_.raise_credit(std::exchange(taken_, 0));
+  if (!outcome_ && ++taken_ * 2 >= credit_) {
+    const auto raise_credit = control_.raise_credit;  // complete() destroys the member
+    raise_credit(std::exchange(taken_, 0));
+  }
   return item;
 }
 

@@ -33,7 +33,6 @@ class Workers final : public Driven {
   // --- with the engine's lock held
   void submit(Task task);
   void submit(Tasks&& tasks) noexcept;
-  std::size_t queued() const { return queue_.size(); }
   std::size_t threads() const { return threads_; }
   void set_limit(std::size_t limit) { limit_ = limit; }
   void tick(Time now) override;

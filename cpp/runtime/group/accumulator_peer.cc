@@ -7,6 +7,7 @@
 #include "base/barrier.h"
 #include "base/format.h"
 #include "base/names.h"
+#include "base/scoped.h"
 #include "io/loop.h"
 
 namespace moolink::runtime {
@@ -238,12 +239,7 @@ bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {
     const std::string text = explain(now);
     return text.empty() ? text : text + " (accumulator '" + scope_ + "')";
   };
-  waiters_.push_back(&waiter);
-  struct Forget {
-    std::vector<Waiter*>& waiters;
-    Waiter* waiter;
-    ~Forget() { std::erase(waiters, waiter); }
-  } const forget{waiters_, &waiter};
+  const Listed listed(waiters_, waiter);
   return rpc_->context()->wait(lock, waiter, deadline, interrupt);
 }
 

@@ -159,7 +159,6 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void perform(Time now, accumulate::Machine::Send& action);
   void perform(Time now, accumulate::Machine::EnterEpoch& action);
   void perform(Time now, accumulate::Machine::Reduce& action);
-  void perform(Time now, accumulate::Machine::WantState& action);
   void perform(Time now, accumulate::Machine::Dropped& action);
   void perform(Time now, accumulate::Machine::Lost& action);
   void perform(Time now, accumulate::Machine::Divergence& action);

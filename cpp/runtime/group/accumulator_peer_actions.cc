@@ -27,10 +27,11 @@ void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
   runner_->enter(now,
                  {action.epoch, std::move(action.instances), std::move(action.names), one_host,
                   std::move(action.host_keys), std::move(action.guests)},
-                 {ErrorCode::group_changed, "the group changed", {}, scope_, {}, {}, Ran::maybe});
+                 {.code = ErrorCode::group_changed,
+                  .message = "the group changed",
+                  .function = scope_,
+                  .ran = Ran::maybe});
 }
-
-void AccumulatorPeer::perform(Time, Machine::WantState&) { wake(); }
 
 // Sends no message: this peer is out of the group, and will start from another state.
 void AccumulatorPeer::perform(Time, Machine::Dropped&) {}
@@ -43,17 +44,13 @@ void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
   std::string names;
   for (const std::string& name : action.names) names += " '" + name + "'";
   divergence_ = {
-      ErrorCode::error,
-      "the parameters of" + names + " differ from the leader's after round " +
-          std::to_string(action.round) +
-          ": do all peers use the same optimiser, settings and library versions, and does "
-          "nothing else change the parameters, such as an optimizer.step() in the body "
-          "of steps()?",
-      {},
-      scope_,
-      {},
-      {},
-      Ran::no};
+      .code = ErrorCode::error,
+      .message = "the parameters of" + names + " differ from the leader's after round " +
+                 std::to_string(action.round) +
+                 ": do all peers use the same optimiser, settings and library versions, and does "
+                 "nothing else change the parameters, such as an optimizer.step() in the body "
+                 "of steps()?",
+      .function = scope_};
   diverged_here_ = diverged_here_ || action.here;
   wake();
 }

@@ -6,6 +6,7 @@
 #include "base/barrier.h"
 #include "base/crash_point.h"
 #include "base/names.h"
+#include "base/scoped.h"
 #include "io/loop.h"
 #include "runtime/group/broker_peer.h"
 
@@ -30,13 +31,9 @@ group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
 }
 
 Error left_error(const std::string& group) {
-  return {ErrorCode::closed,
-          "this peer has left the group '" + group + "'",
-          {},
-          group,
-          {},
-          {},
-          Ran::no};
+  return {.code = ErrorCode::closed,
+          .message = "this peer has left the group '" + group + "'",
+          .function = group};
 }
 
 }  // namespace
@@ -156,12 +153,7 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
                              std::to_string(count) + " members: start the others"
                        : why;
   };
-  waiters_.push_back(&waiting);
-  struct Forget {
-    std::vector<MembersWaiter*>& waiters;
-    MembersWaiter* waiting;
-    ~Forget() { std::erase(waiters, waiting); }
-  } const forget{waiters_, &waiting};
+  const Listed listed(waiters_, waiting);
   const bool done = rpc_->context()->wait(lock, waiting.waiter, deadline, interrupt);
   if (closed_) throw Exception(left_error(name_));
   return done;
@@ -394,14 +386,11 @@ void GroupPeer::start_over(const Error& error) noexcept {
 }
 
 void GroupPeer::rejoin(Time now) {
-  Error error{
-      ErrorCode::error,
-      "group '" + name_ + "': this peer joins it again after an error: " + broken_by_.message,
-      {},
-      name_,
-      {},
-      {},
-      Ran::maybe};
+  Error error{.code = ErrorCode::error,
+              .message = "group '" + name_ +
+                         "': this peer joins it again after an error: " + broken_by_.message,
+              .function = name_,
+              .ran = Ran::maybe};
   rpc_->context()->log(LogLevel::error, error.message);
   group::Member anew(member_.config(), now);
   anew.hold_soft_views(!attached_.empty());

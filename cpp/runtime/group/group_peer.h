@@ -159,7 +159,6 @@ class GroupPeer final : public Driven, private PeerObserver {
   void enter(group::View view);
   void enter_newest(const std::string& operation, bool retry);
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine);
-  std::vector<std::string> waiting_for(collective::OpId op) const;
   std::string begun_elsewhere() const;
   void end_late(Time now, collective::OpId op);
   void done(collective::Engine::Done done);

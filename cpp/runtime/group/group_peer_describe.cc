@@ -61,7 +61,7 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
   }
   for (const auto& [op, running] : running_) {
     text += who + ", operation '" + running.operation + "' waits for:";
-    const std::vector<std::string> names = waiting_for(op);
+    const std::vector<std::string> names = runner_->waiting_for(op);
     for (const std::string& name : names) text += " '" + name + "'";
     text += (names.empty() ? " nobody, " : ", ") + in_seconds(running.deadline - now) + " left\n";
   }

@@ -21,14 +21,11 @@ constexpr std::size_t kOperationsNamed = 8;
 void GroupPeer::enter_newest(const std::string& operation, bool retry) {
   if (next_) enter(*next_);
   if (entered_.empty()) {
-    throw Exception(Error{ErrorCode::closed,
-                          "operation '" + operation + "' of group '" + name_ +
-                              "': this peer is in no view of it yet; update() shows when it is",
-                          {},
-                          name_,
-                          {},
-                          {},
-                          Ran::no});
+    throw Exception(
+        Error{.code = ErrorCode::closed,
+              .message = "operation '" + operation + "' of group '" + name_ +
+                         "': this peer is in no view of it yet; update() shows when it is",
+              .function = name_});
   }
   if (retry || seen_.epoch == entered_.epoch) return;
   if (seen_.empty()) {
@@ -46,16 +43,12 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
   const Engine::Lock lock = lock_open();
   enter_newest(operation, retry);
   if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_.epoch)) {
-    throw Exception(Error{ErrorCode::group_changed,
-                          "operation '" + operation + "' of group '" + name_ + "' is of epoch " +
-                              std::to_string(epoch) +
-                              ", in which its token was made; update() has shown epoch " +
-                              std::to_string(seen_.epoch) + " since: make a new token",
-                          {},
-                          name_,
-                          {},
-                          {},
-                          Ran::no});
+    throw Exception(Error{.code = ErrorCode::group_changed,
+                          .message = "operation '" + operation + "' of group '" + name_ +
+                                     "' is of epoch " + std::to_string(epoch) +
+                                     ", in which its token was made; update() has shown epoch " +
+                                     std::to_string(seen_.epoch) + " since: make a new token",
+                          .function = name_});
   }
   const collective::OpId op = runner_->engine().start(
       operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});
@@ -87,8 +80,10 @@ std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string&
   try {
     future = std::make_shared<Future>(rpc_->context());
     future->on_cancel([this, op] {
-      runner_->engine().cancel(
-          op, {ErrorCode::cancelled, "the operation was cancelled", {}, name_, {}, {}, Ran::maybe});
+      runner_->engine().cancel(op, {.code = ErrorCode::cancelled,
+                                    .message = "the operation was cancelled",
+                                    .function = name_,
+                                    .ran = Ran::maybe});
       settle(io::now());
     });
     running_[op] = {operation, future, now + operation_timeout_, std::move(combine)};
@@ -139,16 +134,13 @@ void GroupPeer::combine(collective::Engine::Combine asked) {
 void GroupPeer::end_late(Time now, collective::OpId op) {
   Running& running = running_.at(op);
   std::string waiting;
-  for (const std::string& name : waiting_for(op)) waiting += " " + name;
-  const Error error{ErrorCode::timeout,
-                    "operation '" + running.operation + "' of group '" + name_ +
-                        "' did not end in time; " + rpc_->name_locked() +
-                        " waits for:" + (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
-                    {},
-                    name_,
-                    {},
-                    {},
-                    Ran::maybe};
+  for (const std::string& name : runner_->waiting_for(op)) waiting += " " + name;
+  const Error error{.code = ErrorCode::timeout,
+                    .message = "operation '" + running.operation + "' of group '" + name_ +
+                               "' did not end in time; " + rpc_->name_locked() + " waits for:" +
+                               (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
+                    .function = name_,
+                    .ran = Ran::maybe};
   running.deadline = kNever;
   if (!std::exchange(running.asked_why, true) && runner_->engine().ask_why(op, error)) {
     running.deadline = now + kAnswerWhy;
@@ -172,10 +164,6 @@ std::string GroupPeer::begun_elsewhere() const {
   }
   if (!text.empty()) text += ": members must begin blocking operations in the same order";
   return text;
-}
-
-std::vector<std::string> GroupPeer::waiting_for(collective::OpId op) const {
-  return runner_->waiting_for(op);
 }
 
 }  // namespace moolink::runtime

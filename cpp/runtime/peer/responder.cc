@@ -59,14 +59,13 @@ Responder::~Responder() {
   const auto post = [this] {
     peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
       const std::string& name = peer->node_.name();
-      peer->reply_locked(key, Error{ErrorCode::remote,
-                                    "the handler of '" + function + "' at peer '" + name +
-                                        "' dropped the call without a reply",
-                                    name,
-                                    function,
-                                    "RuntimeError",
-                                    {},
-                                    Ran::yes});
+      peer->reply_locked(key, Error{.code = ErrorCode::remote,
+                                    .message = "the handler of '" + function + "' at peer '" +
+                                               name + "' dropped the call without a reply",
+                                    .peer = name,
+                                    .function = function,
+                                    .remote_type = "RuntimeError",
+                                    .ran = Ran::yes});
     });
   };
   // If the allocation fails, the caller waits until its time-out.

@@ -8,7 +8,7 @@
 
 #include "base/barrier.h"
 #include "base/names.h"
-#include "rpc/token_policy.h"
+#include "base/scoped.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/verbs/availability.h"
@@ -31,15 +31,13 @@ bool in_handler_of_function(const void* function) {
   return false;
 }
 
-std::unique_ptr<const rpc::Policy> make_policy(const crypto::Keyring& keyring,
-                                               const std::string& origin) {
-  if (keyring.empty()) return std::make_unique<rpc::OpenPolicy>();
+crypto::Digest random_seed() {
   crypto::Digest seed;
   for (std::size_t at = 0; at < seed.size(); at += 8) {
     const std::uint64_t word = entropy64();
     std::memcpy(seed.data() + at, &word, 8);
   }
-  return std::make_unique<rpc::TokenPolicy>(keyring, origin, seed);
+  return seed;
 }
 
 rpc::Config node_config(const RpcOptions& options, const Context& context) {
@@ -57,10 +55,6 @@ rpc::Config node_config(const RpcOptions& options, const Context& context) {
 std::string environment_variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-std::string chosen_interface(const RpcOptions& options) {
-  return options.interface ? *options.interface : environment_variable("MOOLINK_INTERFACE");
 }
 
 std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
@@ -116,10 +110,14 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
       chosen_(options.transports),
       keyring_(options.keyring),
-      policy_(make_policy(keyring_, options.key_origin)),
-      environment_{context_->engine().loop(), context_->pool(),         *this, options.limits,
-                   context_->host_key(),      chosen_interface(options)},
-      node_(node_config(options, *context_), context_->pool(), *policy_, entropy64()) {
+      policy_(keyring_, options.key_origin, random_seed()),
+      environment_{context_->engine().loop(),
+                   context_->pool(),
+                   *this,
+                   options.limits,
+                   context_->host_key(),
+                   environment_variable("MOOLINK_INTERFACE")},
+      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {
   environment_.lending = &context_->lending();
   environment_.keyring = keyring_;
   environment_.name = node_.name();
@@ -338,12 +336,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   if (entry->running == 0 || in_handler_of_function(entry.get())) return true;
   Waiter drained;
   drained.what = "undefine(): handlers that run";
-  entry->drained.push_back(&drained);
-  struct Forget {
-    Function& entry;
-    Waiter* waiter;
-    ~Forget() { std::erase(entry.drained, waiter); }
-  } const forget{*entry, &drained};
+  const Listed listed(entry->drained, drained);
   context_->wait(lock, drained, kNever, interrupt);
   return true;
 }
@@ -388,27 +381,22 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
     const Time now = io::now();
     responder->begin(now, Engine::this_thread());
     if (now >= incoming.deadline) {
-      responder->send(Error{ErrorCode::timeout,
-                            "the call of '" + responder->function() +
-                                "' waited for its handler until its time was up; it was not run",
-                            {},
-                            responder->function(),
-                            {},
-                            {},
-                            Ran::no});
+      responder->send(
+          Error{.code = ErrorCode::timeout,
+                .message = "the call of '" + responder->function() +
+                           "' waited for its handler until its time was up; it was not run",
+                .function = responder->function()});
     } else if (auto arguments = responder->take_arguments(); arguments) {
       incoming.arguments = std::move(*arguments);
       function->handler(std::move(incoming));
     }
   } catch (const std::exception&) {
     const auto fail = [&] {
-      responder->send(Error{ErrorCode::remote,
-                            current_error().message,
-                            {},
-                            responder->function(),
-                            "RuntimeError",
-                            {},
-                            Ran::yes});
+      responder->send(Error{.code = ErrorCode::remote,
+                            .message = current_error().message,
+                            .function = responder->function(),
+                            .remote_type = "RuntimeError",
+                            .ran = Ran::yes});
     };
     guard(fail, [](const Error&) {});  // it replies when it is dropped
   }

@@ -34,9 +34,6 @@ struct RpcOptions {
   std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
   Limits limits;
   session::Timing timing;
-  // The interface that a listener on every interface binds and announces
-  // (transport/tcp/interface.h); none: the environment variable MOOLINK_INTERFACE.
-  std::optional<std::string> interface;
   crypto::Keyring keyring;  // its own proof, and what it requires of others; empty: insecure
   std::string key_origin;   // where the keys are from, for the user
 };
@@ -308,7 +305,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<Context> context_;
   std::optional<std::vector<wire::PathKind>> chosen_;  // the transports that the user named
   const crypto::Keyring keyring_;
-  const std::unique_ptr<const rpc::Policy> policy_;
+  const rpc::Policy policy_;
   transport::Environment environment_;
   rpc::Node node_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;

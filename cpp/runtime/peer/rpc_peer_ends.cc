@@ -34,13 +34,9 @@ void RpcPeer::end(rpc::Action& action, const Error& error) {
 
 void RpcPeer::end(const rpc::RunHandler& action, const Error& error) {
   node_.reply(io::now(), action.key,
-              Error{ErrorCode::error,
-                    "peer '" + node_.name() + "' cannot run the call: " + error.message,
-                    node_.name(),
-                    {},
-                    {},
-                    {},
-                    Ran::no});
+              Error{.code = ErrorCode::error,
+                    .message = "peer '" + node_.name() + "' cannot run the call: " + error.message,
+                    .peer = node_.name()});
 }
 
 void RpcPeer::end(const rpc::StreamItem& action, const Error& error) {
@@ -125,13 +121,10 @@ void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Durat
 void RpcPeer::fail_pending() {
   const auto fail = [this](auto& awaited) {
     const auto say = [&] {
-      awaited.complete(Error{ErrorCode::closed,
-                             "the peer '" + node_.name() + "' was closed",
-                             node_.name(),
-                             {},
-                             {},
-                             {},
-                             Ran::maybe});
+      awaited.complete(Error{.code = ErrorCode::closed,
+                             .message = "the peer '" + node_.name() + "' was closed",
+                             .peer = node_.name(),
+                             .ran = Ran::maybe});
     };
     guard(say, [&](const Error& error) {
       awaited.complete(make_error(ErrorCode::closed, error.message));

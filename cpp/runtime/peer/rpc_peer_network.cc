@@ -178,19 +178,10 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
 namespace {
 
 const char* to_string(rpc::Service service) {
-  switch (service) {
-    case rpc::Service::directory:
-      return "directory";
-    case rpc::Service::group:
-      return "group";
-    case rpc::Service::collective:
-      return "collective";
-    case rpc::Service::accumulate:
-      return "accumulate";
-    case rpc::Service::snapshot:
-      return "snapshot";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"",           "directory",  "group",
+                                           "collective", "accumulate", "snapshot"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(rpc::Service::snapshot) + 1);
+  return kNames[service > rpc::Service::snapshot ? 0 : static_cast<std::size_t>(service)];
 }
 
 }  // namespace
@@ -249,14 +240,12 @@ void RpcPeer::perform(rpc::Write& action) {
 void RpcPeer::perform(rpc::RunHandler& action) {
   const auto found = functions_.find(action.function);
   if (found == functions_.end()) {
-    node_.reply(io::now(), action.key,
-                Error{ErrorCode::no_such_function,
-                      "peer '" + node_.name() + "' has no function '" + action.function + "'",
-                      node_.name(),
-                      action.function,
-                      {},
-                      {},
-                      Ran::no});
+    node_.reply(
+        io::now(), action.key,
+        Error{.code = ErrorCode::no_such_function,
+              .message = "peer '" + node_.name() + "' has no function '" + action.function + "'",
+              .peer = node_.name(),
+              .function = action.function});
     return;
   }
   // Its first use was cancelled and has not returned; its late reply must not answer this call.

@@ -14,7 +14,8 @@ constexpr std::size_t kMaxSegments = 256;
 }  // namespace
 
 struct HostLoans::Message {
-  enum class Kind : std::uint8_t { lent, mapped, returned, kMax = returned };
+  enum class Kind : std::uint8_t { lent, mapped, returned };
+  friend constexpr Kind enum_max(Kind) { return Kind::returned; }
 
   std::string scope;
   Kind kind = Kind::lent;

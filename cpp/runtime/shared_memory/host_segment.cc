@@ -19,7 +19,8 @@ constexpr Duration kLongestAnswer = seconds(8);
 }  // namespace
 
 struct HostSegment::Message {
-  enum class Kind : std::uint8_t { offer, attached, ready, kMax = ready };
+  enum class Kind : std::uint8_t { offer, attached, ready };
+  friend constexpr Kind enum_max(Kind) { return Kind::ready; }
 
   std::string scope;
   Kind kind = Kind::offer;

@@ -83,7 +83,7 @@ void ShmConnection::establish() {
   if (state_ != State::open || established_) return;
   established_ = true;
   receiver_.set_max_frame(environment_.limits.max_frame);
-  if (!end_of_file_) cancel_timer();
+  if (!end_of_file_) environment_.loop.cancel(timer_);
   guarded([this] {
     owner_.established(id_);
     for (io::DescriptorMessage& message : std::exchange(early_notices_, {})) {
@@ -384,7 +384,7 @@ void ShmConnection::drop() {
   receiver_.stop();
   say_bye();
   environment_.loop.remove(*this);
-  cancel_timer();
+  environment_.loop.cancel(timer_);
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   if (socket_watch_ != 0) environment_.loop.unwatch(std::exchange(socket_watch_, 0));
   if (pidfd_watch_ != 0) environment_.loop.unwatch(std::exchange(pidfd_watch_, 0));
@@ -446,16 +446,8 @@ Error ShmConnection::with_peer(const Error& error) const {
 }
 
 void ShmConnection::set_timer(Duration after, std::function<void()> due) {
-  cancel_timer();
-  timer_ = environment_.loop.at(io::now() + after, [self = shared_from_this(), due] {
-    self->timer_.reset();
-    due();
-  });
-}
-
-void ShmConnection::cancel_timer() {
-  if (timer_) environment_.loop.cancel(*timer_);
-  timer_.reset();
+  environment_.loop.cancel(timer_);
+  timer_ = environment_.loop.at(io::now() + after, std::move(due));
 }
 
 }  // namespace moolink::transport::shm

@@ -95,7 +95,6 @@ class ShmConnection final : public Connection,
   void finish_close();
   void say_bye();
   void set_timer(Duration after, std::function<void()> due);
-  void cancel_timer();
   void end(const Error& error, bool tell, bool peer_dead);
   Error with_peer(const Error& error) const;
 
@@ -132,7 +131,7 @@ class ShmConnection final : public Connection,
   io::Loop::WatchId socket_watch_ = 0;
   io::Loop::WatchId pidfd_watch_ = 0;
   io::Loop::WatchId bell_watch_ = 0;
-  std::optional<io::Loop::TimerKey> timer_;       // handshake; proof of death; end of closing
+  io::Loop::TimerKey timer_{};                    // handshake; proof of death; end of closing
   std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
 };
 

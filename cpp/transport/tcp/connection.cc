@@ -92,11 +92,9 @@ void TcpConnection::begin(std::unique_ptr<ByteStream> stream) {
       socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t e) { self->ready(e); });
   timer_ =
       environment_.loop.at(io::now() + environment_.handshake_timeout, [self = shared_from_this()] {
-        self->timer_set_ = false;
         self->fail(make_error(ErrorCode::timeout, "no greeting from " + self->peer_address_ +
                                                       " within the handshake's time limit"));
       });
-  timer_set_ = true;
   shake_hands();
 }
 
@@ -143,8 +141,7 @@ void TcpConnection::establish() {
   if (state_ != State::open || established_) return;
   established_ = true;
   limits_.max_frame = environment_.limits.max_frame;
-  if (timer_set_) environment_.loop.cancel(timer_);
-  timer_set_ = false;
+  environment_.loop.cancel(timer_);
   guarded([this] { owner_.established(id_); });
 }
 
@@ -415,18 +412,14 @@ void TcpConnection::begin_closing() {
   in_bulk_ = false;  // the targets belong to the handler, which dropped this connection
   bulk_ = {};
   ahead_begin_ = ahead_end_ = 0;
-  if (timer_set_) environment_.loop.cancel(timer_);
-  timer_set_ = false;
+  environment_.loop.cancel(timer_);
   const auto keep = shared_from_this();
   guard([this] { linger(); }, [this](const Error&) { finish_close(); });
 }
 
 void TcpConnection::linger() {
-  timer_ = environment_.loop.at(io::now() + kLinger, [self = shared_from_this()] {
-    self->timer_set_ = false;
-    self->finish_close();
-  });
-  timer_set_ = true;
+  timer_ = environment_.loop.at(io::now() + kLinger,
+                                [self = shared_from_this()] { self->finish_close(); });
   // The peer may still be sending: closing now would answer it with a reset, which can destroy the
   // last bytes sent (the reason of a refusal). So: send, shut down, read until the peer closes.
   send_queued();
@@ -440,8 +433,7 @@ void TcpConnection::make_room() {
 void TcpConnection::drop() {
   if (state_ == State::closed) return;
   state_ = State::closed;
-  if (timer_set_) environment_.loop.cancel(timer_);
-  timer_set_ = false;
+  environment_.loop.cancel(timer_);
   environment_.loop.unwatch(watch_);
   socket_.reset();
   queue_.clear();

@@ -127,7 +127,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   Limits limits_;
   io::Loop::WatchId watch_ = 0;
   io::Loop::TimerKey timer_{};  // handshake, then the end of closing
-  bool timer_set_ = false;
   bool failure_posted_ = false;
 
   std::deque<OutgoingFrame> queue_;

@@ -39,8 +39,6 @@ class TlsContext {
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
-  const crypto::Keyring& keyring() const { return keyring_; }
-
  private:
   friend class TlsStream;
 

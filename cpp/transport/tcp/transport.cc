@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "base/barrier.h"
@@ -75,6 +76,14 @@ Descriptor listen_everywhere(std::uint16_t port) {
     message += std::strerror(error);
   }
   listen_refused(address, message);
+}
+
+void look_up(const HostPort& address,
+             const std::function<void(std::vector<SocketAddress>, Error)>& found) {
+  std::vector<SocketAddress> addresses;
+  Error error;
+  guard([&] { addresses = resolve(address); }, [&](const Error& why) { error = why; });
+  found(std::move(addresses), std::move(error));
 }
 
 }  // namespace
@@ -334,9 +343,11 @@ void TcpTransport::dial(const std::string& address) {
   };
   try {
     if (is_numeric(wanted.host)) {
-      Resolver::answer(wanted, found);
-    } else {
-      resolver_.resolve(wanted, std::move(found));
+      look_up(wanted, found);
+    } else {  // this may take many seconds
+      names_.submit([wanted, found = std::move(found)] {
+        guard([&] { look_up(wanted, found); }, [&](const Error& error) { found({}, error); });
+      });
     }
   } catch (...) {
     dials_.erase(id);
@@ -404,16 +415,13 @@ bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& can
     event_of(id, [&] { connected(id); });
   });
   dial.timer = environment_.loop.at(io::now() + kConnectTimeout, [this, id] {
-    dials_.at(id).timer_set = false;
     event_of(id, [&] { attempt_failed(id, "no answer within 5 s", false); });
   });
-  dial.timer_set = true;
   return true;
 }
 
 void TcpTransport::stop_attempt(Dial& dial) {
-  if (dial.timer_set) environment_.loop.cancel(dial.timer);
-  dial.timer_set = false;
+  environment_.loop.cancel(dial.timer);
   environment_.loop.unwatch(dial.watch);
   dial.socket.reset();
 }
@@ -442,7 +450,6 @@ void TcpTransport::connected(DialId id) {
   }
   const auto done = dials_.extract(id);
   Descriptor socket = std::move(dial.socket);
-  environment_.loop.unwatch(dial.watch);
   stop_attempt(dial);
   guard([&] { adopt(std::move(socket), dial.address, {}); },
         [&](const Error& why) {
@@ -464,6 +471,7 @@ void TcpTransport::stop() {
     if (dial.socket) stop_attempt(dial);
   }
   dials_.clear();
+  names_.drop_tasks();
   for (auto& [id, connection] : connections_) connection->drop();
   connections_.clear();
 }
@@ -472,7 +480,7 @@ void TcpTransport::abandon() noexcept {
   for (const auto& listener : listeners_) listener->socket.reset();
   for (auto& [id, dial] : dials_) dial.socket.reset();
   for (auto& [id, connection] : connections_) connection->abandon();
-  resolver_.abandon();
+  names_.abandon();
 }
 
 }  // namespace moolink::transport::tcp

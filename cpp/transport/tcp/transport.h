@@ -9,11 +9,11 @@
 
 #include "base/descriptor.h"
 #include "io/loop.h"
+#include "io/task_thread.h"
 #include "transport/admission.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
-#include "transport/tcp/resolver.h"
 #include "transport/tcp/tls.h"
 #include "transport/transport.h"
 
@@ -51,7 +51,6 @@ class TcpTransport final : public Transport, public Owner {
     Descriptor socket;
     io::Loop::WatchId watch = 0;
     io::Loop::TimerKey timer{};
-    bool timer_set = false;
     bool all_refused = true;
     std::string failure;
   };
@@ -98,7 +97,7 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
-  Resolver resolver_;            // last: its thread ends first
+  io::TaskThread names_;         // looks them up; last: its thread ends first
 };
 
 }  // namespace moolink::transport::tcp

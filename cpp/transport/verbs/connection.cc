@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 
+#include "base/barrier.h"
 #include "transport/verbs/address.h"
 
 namespace moolink::transport::verbs {
@@ -74,6 +74,12 @@ VerbsConnection::~VerbsConnection() { device_->remove_user(kSlotsOfUser); }
 
 std::string VerbsConnection::local_address() const { return from_tcp(control_->local_address()); }
 
+// The exception barrier of the connection: false if it has failed.
+template <class Work>
+bool VerbsConnection::guarded(Work&& work) noexcept {
+  return guard(work, [this](const Error& error) { fail(with_peer(error)); });
+}
+
 // --- agreeing
 
 void VerbsConnection::start() {
@@ -105,9 +111,7 @@ void VerbsConnection::told(const wire::ReceivedFrame& frame) {
                            wire::Refuse{e.error().code, e.error().message, environment_.name}));
       control_->flush();
     }
-    Error error = with_peer(e.error().message);
-    error.code = e.error().code;
-    fail(std::move(error));
+    fail(with_peer(e.error()));
   }
 }
 
@@ -147,17 +151,13 @@ void VerbsConnection::establish() {
 
 void VerbsConnection::write(wire::Frame frame) {
   if (state_ != State::open || failed_) return;
-  queue_.push(std::move(frame));
+  guarded([&] { queue_.push(std::move(frame)); });
   if (queue_.bytes() >= kHighWater) above_high_water_ = true;
 }
 
 void VerbsConnection::flush() {
   if (state_ != State::open || failed_) return;
-  try {
-    send_queued();
-  } catch (const Exception& e) {
-    fail(with_peer(e.error().message));
-  }
+  guarded([this] { send_queued(); });
 }
 
 bool VerbsConnection::send_queued() {
@@ -234,22 +234,16 @@ bool VerbsConnection::poll() {
   if (state_ == State::closed) return false;
   const auto keep = shared_from_this();
   bool something = false;
-  try {
+  guarded([&] {
     something = take_completions();
     if (connected_ && !failed_ && state_ != State::closed) {
       something = write_grants() || something;
       something = send_queued() || something;
       give_credits();
     }
-    if (device_->failed()) fail(with_peer(device_->port().device + " has failed"));
-  } catch (const Exception& e) {
-    Error error = with_peer(e.error().message);
-    error.code = e.error().code;
-    fail(std::move(error));
-  } catch (const std::exception& e) {
-    fail(with_peer(e.what()));
-  }
-  leave_if_done();
+    if (device_->failed()) fail(lost(device_->port().device + " has failed"));
+  });
+  guarded([this] { leave_if_done(); });
   return something;
 }
 
@@ -272,7 +266,7 @@ void VerbsConnection::take(const Completion& completion) {
   if (completion.error != nullptr) {
     if (completion.received) device_->post_slot(completion.id);
     if (state_ == State::closing) return finish();
-    return fail(with_peer(std::string("the device says: ") + completion.error));
+    return fail(lost(std::string("the device says: ") + completion.error));
   }
   if (completion.received) take_arrival(completion);
 }
@@ -330,9 +324,7 @@ void VerbsConnection::control_ended(const Error& error) {
   // The peer sends no more, so this ends; a peer that still sends is cut off.
   for (int left = 64; left > 0 && !failed_ && state_ != State::closed && poll(); --left) {
   }
-  Error named = with_peer(error.message);
-  named.code = error.code;
-  fail(std::move(named));
+  fail(with_peer(error));
 }
 
 void VerbsConnection::close() {
@@ -341,12 +333,11 @@ void VerbsConnection::close() {
   receiver_.stop();
   grants_.revoke();
   writes_.clear_waiting();
-  linger();
-  try {
+  const auto begin = [this] {
+    linger();
     send_queued();
-  } catch (const Exception&) {
-    finish();
-  }
+  };
+  guard(begin, [this](const Error&) { finish(); });
   environment_.loop.wake();  // the rest from there
 }
 
@@ -354,9 +345,8 @@ void VerbsConnection::close() {
 void VerbsConnection::linger() {
   timer_ = environment_.loop.at(io::now() + kLinger,
                                 [self = shared_from_this(), before = queue_.bytes()] {
-                                  self->timer_.reset();
-                                  if (self->queue_.bytes() < before) return self->linger();
-                                  self->finish();
+                                  if (self->queue_.bytes() >= before) return self->finish();
+                                  self->guarded([&] { self->linger(); });
                                 });
 }
 
@@ -372,7 +362,7 @@ void VerbsConnection::leave_if_done() {
   if (pairs_.idle()) finish();
 }
 
-void VerbsConnection::fail(Error error) {
+void VerbsConnection::fail(Error error) noexcept {
   if (state_ == State::closed || failed_) return;
   failed_ = true;
   failure_ = std::move(error);
@@ -382,28 +372,35 @@ void VerbsConnection::fail(Error error) {
   pairs_.stop();
   grants_.revoke();
   control_->close();
-  cancel_timer();
-  timer_ = environment_.loop.at(io::now() + kDrain, [self = shared_from_this()] {
-    self->timer_.reset();
-    self->finish();
-  });
+  environment_.loop.cancel(timer_);
+  const auto drain = [this] {
+    timer_ =
+        environment_.loop.at(io::now() + kDrain, [self = shared_from_this()] { self->finish(); });
+  };
+  guard(drain, [this](const Error&) { finish(); });
   environment_.loop.wake();
 }
 
-void VerbsConnection::finish() {
+void VerbsConnection::finish() noexcept {
   if (state_ == State::closed || finishing_) return;
   finishing_ = true;
   // Only the loop reports it to the handler.
-  environment_.loop.post([self = shared_from_this()] {
-    if (self->state_ == State::closed) return;
-    const State was = self->state_;
-    self->drop();
-    self->control_->close();
-    self->owner_.ended(*self);
-    if (!self->failed_) return;
-    if (was == State::agreeing) return self->owner_.not_opened(*self, self->failure_);
-    if (was == State::open) self->environment_.handler.closed(*self, self->failure_, false);
-  });
+  const auto post = [this] {
+    environment_.loop.post([self = shared_from_this()] { self->end(); });
+  };
+  // If even that fails: the session notices the silence, and so does the peer.
+  guard(post, [this](const Error&) { drop(); });
+}
+
+void VerbsConnection::end() {
+  if (state_ == State::closed) return;
+  const State was = state_;
+  drop();
+  control_->close();
+  owner_.ended(*this);
+  if (!failed_) return;
+  if (was == State::agreeing) return owner_.not_opened(*this, failure_);
+  if (was == State::open) environment_.handler.closed(*this, failure_, false);
 }
 
 void VerbsConnection::drop() {
@@ -411,7 +408,7 @@ void VerbsConnection::drop() {
   state_ = State::closed;
   receiver_.stop();
   if (registered_) environment_.loop.remove(*this);
-  cancel_timer();
+  environment_.loop.cancel(timer_);
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
   grants_.revoke();
   pairs_.destroy();
@@ -419,13 +416,12 @@ void VerbsConnection::drop() {
   queue_.clear();
 }
 
-void VerbsConnection::cancel_timer() {
-  if (timer_) environment_.loop.cancel(*timer_);
-  timer_.reset();
+Error VerbsConnection::lost(const std::string& why) const {
+  return with_peer(make_error(ErrorCode::peer_lost, why));
 }
 
-Error VerbsConnection::with_peer(const std::string& what) const {
-  return make_error(ErrorCode::peer_lost, "connection with " + peer_address_ + " closed: " + what);
+Error VerbsConnection::with_peer(const Error& error) const {
+  return make_error(error.code, "connection with " + peer_address_ + " closed: " + error.message);
 }
 
 }  // namespace moolink::transport::verbs

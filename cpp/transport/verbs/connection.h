@@ -75,7 +75,7 @@ class VerbsConnection final : public Connection,
   void control_ended(const Error& error);
   void rung() { pairs_.rung(); }
   bool uses(const ibv_qp* pair) const { return pairs_.include(pair); }
-  void fail(Error error);
+  void fail(Error error) noexcept;
 
   // Closes at once without reporting it.
   void drop();
@@ -98,9 +98,12 @@ class VerbsConnection final : public Connection,
   void retire_idle_grants();
   void linger();
   void leave_if_done();
-  void finish();
-  void cancel_timer();
-  Error with_peer(const std::string& what) const;
+  void finish() noexcept;
+  void end();
+  Error lost(const std::string& why) const;
+  Error with_peer(const Error& error) const;
+  template <class Work>
+  bool guarded(Work&& work) noexcept;
 
   static constexpr std::size_t kHighWater = std::size_t{4} << 20;
   static constexpr std::size_t kLowWater = std::size_t{1} << 20;
@@ -129,7 +132,7 @@ class VerbsConnection final : public Connection,
   bool established_ = false;
   bool above_high_water_ = false;
   Error failure_;
-  std::optional<io::Loop::TimerKey> timer_;       // the end of closing, or of draining
+  io::Loop::TimerKey timer_{};                    // the end of closing, or of draining
   std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle
 };
 

@@ -17,6 +17,7 @@ PacketWriter::PacketWriter(Device& device, QueuePair& pair)
     throw Exception(ErrorCode::error,
                     "no memory to send from can be registered: " + registration_failure(errno));
   }
+  in_use_.reserve(kSlots + kMostEmpty);  // recording what was posted cannot fail
 }
 
 void PacketWriter::taken_by_peer(std::uint16_t taken) {
@@ -32,11 +33,12 @@ void PacketWriter::marked() {
 }
 
 void PacketWriter::ended(std::uint64_t request) {
-  while (!in_use_.empty() && in_use_.front().request <= request) {
-    freed_slots_ += in_use_.front().slot ? 1 : 0;
-    empties_ -= in_use_.front().empty ? 1 : 0;
-    in_use_.pop_front();
+  auto next = in_use_.begin();
+  for (; next != in_use_.end() && next->request <= request; ++next) {
+    freed_slots_ += next->slot ? 1 : 0;
+    empties_ -= next->empty ? 1 : 0;
   }
+  in_use_.erase(in_use_.begin(), next);
 }
 
 std::size_t PacketWriter::write(std::span<const std::byte> bytes) {

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <span>
+#include <vector>
 
 #include "base/buffer.h"
 #include "transport/verbs/device.h"
@@ -87,7 +87,7 @@ class PacketWriter {
   std::uint64_t next_slot_ = 0;    // being written now
   std::uint64_t freed_slots_ = 0;  // those before it are free
   std::size_t filled_ = 0;         // bytes of next_slot_
-  std::deque<InUse> in_use_;
+  std::vector<InUse> in_use_;      // in the order of posting
   std::uint32_t silent_ = 0;
   std::uint32_t empties_ = 0;  // in transit
   std::uint32_t credits_ = 0;

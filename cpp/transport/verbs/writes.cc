@@ -29,12 +29,6 @@ void Writes::add(const wire::GrantPlace& place, Buffer bytes) {
   }
 }
 
-bool Writes::idle() const {
-  return whole_.empty() && spread_.empty() &&
-         std::all_of(on_their_way_.begin(), on_their_way_.end(),
-                     [](const auto& pieces) { return pieces.empty(); });
-}
-
 bool Writes::step(std::optional<wire::GrantPlace>& written) {
   if (whole_ready()) {
     written = step_whole();
@@ -111,9 +105,10 @@ std::optional<wire::GrantPlace> Writes::step_spread(std::size_t pair) {
 
 void Writes::post(std::size_t pair, const std::shared_ptr<Part>& part,
                   std::span<const std::byte> from, std::uint32_t key) {
-  const std::uint64_t request = pairs_.at(pair).write(
-      from, key, part->place.offset + part->done, static_cast<std::uint32_t>(part->place.segment));
-  on_their_way_[pair].push_back({request, part});
+  // First the memory: the device reads the part from the moment of posting.
+  Piece& piece = on_their_way_[pair].emplace_back(Piece{0, part});
+  piece.request = pairs_.at(pair).write(from, key, part->place.offset + part->done,
+                                        static_cast<std::uint32_t>(part->place.segment));
   part->done += from.size();
 }
 

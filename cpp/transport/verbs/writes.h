@@ -27,7 +27,6 @@ class Writes {
       : sources_(sources), pairs_(pairs), packets_(packets), on_their_way_(pairs.size()) {}
 
   void add(const wire::GrantPlace& place, Buffer bytes);
-  bool idle() const;
   // Whether something could leave now.
   bool ready() const { return whole_ready() || spread_pair().has_value(); }
   // Sends a piece or a mark; true if one was sent. `written`: the place whose last it was.

@@ -1,11 +1,12 @@
 // Who may connect to whom, and what a stranger hears.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "rpc/joined.h"
-#include "rpc/token_policy.h"
+#include "rpc/policy.h"
 
 namespace moolink::rpc {
 namespace {
@@ -16,8 +17,8 @@ crypto::Key token(int byte) {
   return key;
 }
 
-TokenPolicy holder(std::vector<crypto::Key> keys, int seed = 1) {
-  return {crypto::Keyring(std::move(keys)), "a test", token(seed).secret};
+Policy holder(std::vector<crypto::Key> keys, int seed = 1) {
+  return Policy(crypto::Keyring(std::move(keys)), "a test", token(seed).secret);
 }
 
 bool meet(const Policy& server, const Policy& client) {
@@ -35,14 +36,14 @@ bool meet(const Policy& server, const Policy& client) {
 }
 
 TEST("who holds a common key meets, whoever dials; nobody else does") {
-  const TokenPolicy job = holder({token(1)});
-  const TokenPolicy other = holder({token(2)});
-  const TokenPolicy both = holder({token(2), token(1)});
-  const TokenPolicy new_first = holder({token(2), token(3)});
-  const TokenPolicy a = holder({token(1).of_group("a")});
-  const TokenPolicy b = holder({token(1).of_group("b")});
-  const TokenPolicy a_both = holder({token(2).of_group("a"), token(1).of_group("a")});
-  const OpenPolicy open;
+  const Policy job = holder({token(1)});
+  const Policy other = holder({token(2)});
+  const Policy both = holder({token(2), token(1)});
+  const Policy new_first = holder({token(2), token(3)});
+  const Policy a = holder({token(1).of_group("a")});
+  const Policy b = holder({token(1).of_group("b")});
+  const Policy a_both = holder({token(2).of_group("a"), token(1).of_group("a")});
+  const Policy open;
   const auto either_way = [](const Policy& x, const Policy& y) {
     const bool met = meet(x, y);
     CHECK_EQ(meet(y, x), met);
@@ -57,8 +58,8 @@ TEST("who holds a common key meets, whoever dials; nobody else does") {
 }
 
 TEST("both sides are told which keys differ, and whose; neither is told the other's files") {
-  const TokenPolicy right = holder({token(1)});
-  const TokenPolicy wrong = holder({token(2)});
+  const Policy right = holder({token(1)});
+  const Policy wrong = holder({token(2)});
   Joined pair(right, wrong);
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(3));
@@ -74,8 +75,8 @@ TEST("both sides are told which keys differ, and whose; neither is told the othe
 }
 
 TEST("one insecure side is named") {
-  const TokenPolicy secure = holder({token(1)});
-  const OpenPolicy open;
+  const Policy secure = holder({token(1)});
+  const Policy open;
   Joined pair(secure, open);
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(1));
@@ -85,8 +86,8 @@ TEST("one insecure side is named") {
 }
 
 TEST("functions of a group are not there for peers of another") {
-  const TokenPolicy job = holder({token(1)});
-  const TokenPolicy a = holder({token(1).of_group("a")});
+  const Policy job = holder({token(1)});
+  const Policy a = holder({token(1).of_group("a")});
   Joined pair(job, a);
   pair.server.node.define("of a", "a");
   pair.server.node.define("of b", "b");
@@ -128,8 +129,8 @@ wire::Hello greeting_of(const std::string& name, Uid instance) {
 }
 
 TEST("a stranger hears a proof that it cannot use, and nothing of names and sessions") {
-  const TokenPolicy job = holder({token(1)});
-  const TokenPolicy same = holder({token(1)}, 2);
+  const Policy job = holder({token(1)});
+  const Policy same = holder({token(1)}, 2);
   Joined pair(job, same);  // "client" is connected
   wire::Hello stranger = greeting_of("client", {2, 20});
   stranger.keys = {token(1).identity()};
@@ -164,8 +165,8 @@ wire::Frame greeting_of_versions(std::uint32_t oldest, std::uint32_t newest, con
 }
 
 TEST("a peer of the next version proves itself with fields that this one does not know") {
-  const TokenPolicy job = holder({token(1)});
-  const TokenPolicy same = holder({token(1)}, 2);
+  const Policy job = holder({token(1)});
+  const Policy same = holder({token(1)}, 2);
   for (const bool damaged : {false, true}) {
     User server("server", job, {1, 10});
     server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
@@ -187,7 +188,7 @@ TEST("a peer of the next version proves itself with fields that this one does no
 }
 
 TEST("a peer without a common version is refused, and hears which versions both speak") {
-  const OpenPolicy open;
+  const Policy open;
   const auto refusal_of = [&](std::uint32_t oldest, std::uint32_t newest) {
     User server("server", open, {1, 10});
     server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
@@ -205,7 +206,7 @@ TEST("a peer without a common version is refused, and hears which versions both 
 }
 
 TEST("a proof made for one connection is good on no other, though every frame is carried over") {
-  const TokenPolicy job = holder({token(1)});
+  const Policy job = holder({token(1)});
   wire::PathTraits one;
   wire::PathTraits other;
   one.binding.fill(std::byte{1});
@@ -222,7 +223,7 @@ TEST("a proof made for one connection is good on no other, though every frame is
 }
 
 TEST("who is refused by the path itself hears of it at once, and so does the other side's log") {
-  const TokenPolicy job = holder({token(1)});
+  const Policy job = holder({token(1)});
   Joined pair(job, job, {}, {wire::PathKind::tcp}, {{}, {}, true});
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(1));
@@ -238,9 +239,28 @@ TEST("who is refused by the path itself hears of it at once, and so does the oth
   CHECK(pair.server.log.at(0).find("another key") != std::string::npos);
 }
 
+TEST("calls end with a refusal once every address that the user requested refuses") {
+  const Policy open;
+  User user("client", open, {2, 20});
+  const Time now{seconds(100)};
+  user.node.connect(now, "tcp://10.0.0.1:1");
+  user.node.connect(now, "tcp://10.0.0.2:1");
+  user.node.call(now, "server", "echo", {}, seconds(20), 0);
+  user.node.tick(now);
+  const auto ended_by = [&](const char* address) {
+    user.node.dial_failed(now, address, make_error(ErrorCode::auth, "it holds another key"));
+    std::vector<Action> actions;
+    user.node.drain(actions);
+    return std::ranges::any_of(
+        actions, [](const Action& action) { return std::holds_alternative<Complete>(action); });
+  };
+  CHECK(!ended_by("tcp://10.0.0.1:1"));  // the other one may lead to it
+  CHECK(ended_by("tcp://10.0.0.2:1"));
+}
+
 TEST("a nonce is never the same twice, and is no function of the one before") {
-  const TokenPolicy one = holder({token(1)}, 1);
-  const TokenPolicy two = holder({token(1)}, 2);
+  const Policy one = holder({token(1)}, 1);
+  const Policy two = holder({token(1)}, 2);
   wire::Hello a, b, c;
   one.introduce(a, 1);
   one.introduce(b, 2);

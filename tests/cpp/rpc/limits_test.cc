@@ -144,7 +144,7 @@ struct Pair {
 
   std::size_t client_window;
   Time now{seconds(100)};
-  OpenPolicy open;
+  Policy open;
   LimitedAllocator server_memory;
   LimitedAllocator client_memory;
   Node server{server_config(), server_memory, open, 1};
@@ -162,6 +162,22 @@ struct Pair {
   std::string server_lost;
   std::string client_lost;
 };
+
+TEST("a message over the limits is refused when it is kept for a peer, not when that is up") {
+  Config config = client_config(16);
+  config.limits.max_parts = 2;
+  HeapAllocator allocator;
+  const Policy open;
+  Node client(config, allocator, open, 2);
+  const Time now{seconds(100)};
+  const wire::Payload most{{}, std::vector<Buffer>(1)};  // its body is a part, too
+  const wire::Payload more{{}, std::vector<Buffer>(2)};
+  client.send_service_to_name(now, "server", Service::group, most);
+  CHECK_THROWS((client.send_service_to_name(now, "server", Service::group, more), 0),
+               ErrorCode::invalid_argument);
+  CHECK_THROWS((client.send_service_to(now, {1, 10}, "server", Service::group, more), 0),
+               ErrorCode::invalid_argument);
+}
 
 TEST("a peer that goes on calling when it was told to wait is cut off") {
   Pair pair(4096);

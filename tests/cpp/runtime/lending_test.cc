@@ -186,7 +186,7 @@ class Rogue final : private transport::Handler {
   io::Loop loop_;
   HeapAllocator allocator_;
   std::shared_ptr<memory::LendingPool> pool_ = std::make_shared<memory::LendingPool>();
-  rpc::OpenPolicy policy_;
+  rpc::Policy policy_;
   transport::Environment environment_;
   rpc::Node node_;
   std::optional<transport::shm::ShmTransport> transport_;

@@ -17,7 +17,7 @@
 #include "common/simulation.h"
 #include "rpc/node.h"
 #include "rpc/outsider.h"
-#include "rpc/token_policy.h"
+#include "rpc/policy.h"
 
 namespace moolink::sim {
 
@@ -154,7 +154,7 @@ class Process final : public Endpoint {
   bool alive_ = true;
   bool closed_ = false;
   HeapAllocator allocator_;
-  rpc::TokenPolicy policy_;
+  rpc::Policy policy_;
   rpc::Node node_;
   std::vector<rpc::Action> actions_;
   OwnedMemory memory_;

@@ -7,21 +7,25 @@
 #include <mutex>
 #include <thread>
 
-namespace moolink::runtime {
+namespace moolink::io {
 
-// One thread for arithmetic on large buffers, so that the reactor stays responsive. It needs no
-// GIL. The first task starts it.
-class Compute {
+// One thread for tasks that would hold up the reactor: arithmetic on large buffers, names to look
+// up. The first task starts it.
+class TaskThread {
  public:
-  Compute() = default;
-  ~Compute();
-  Compute(const Compute&) = delete;
-  Compute& operator=(const Compute&) = delete;
+  TaskThread() = default;
+  ~TaskThread();  // waits for all tasks
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
 
   // Runs tasks in the order of their submission, without any lock; they must not throw. Throws
   // std::system_error or std::bad_alloc, and does not run the task, if there is no thread or
   // memory.
   void submit(std::function<void()> task);
+  // Those that have not begun.
+  void drop_tasks();
+  // In a forked child the thread does not exist: forgets it without joining.
+  void abandon() noexcept;
 
  private:
   // Shared with the thread: its last task may drop the last reference to the owner of this object.
@@ -37,4 +41,4 @@ class Compute {
   std::thread thread_;
 };
 
-}  // namespace moolink::runtime
+}  // namespace moolink::io

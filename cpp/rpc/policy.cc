@@ -1,4 +1,4 @@
-#include "rpc/token_policy.h"
+#include "rpc/policy.h"
 
 #include <cstring>
 #include <span>
@@ -64,52 +64,42 @@ std::string one_is_insecure(const wire::Hello& insecure, const wire::Hello& secu
 
 Verdict refused(std::string why) { return {std::move(why), {}}; }
 
-// For peers without a token: the other side must have none either.
-Verdict both_open(const wire::Hello& ours, const wire::Hello& theirs) {
-  return theirs.keys.empty() ? Verdict{} : refused(one_is_insecure(ours, theirs));
+std::string no_common_key(const wire::Hello& ours, const wire::Hello& theirs) {
+  return listed(theirs) + ", " + listed(ours) + ": give both the same token file";
 }
 
 }  // namespace
 
-Verdict OpenPolicy::answer(const wire::Channel&, const wire::Hello& dialler,
-                           wire::Hello& acceptor) const {
-  return both_open(acceptor, dialler);
-}
-
-Verdict OpenPolicy::check_acceptor(const wire::Channel&, const wire::Hello& dialler,
-                                   const wire::Hello& acceptor, wire::Hello&) const {
-  return both_open(dialler, acceptor);
-}
-
-Verdict OpenPolicy::check_dialler(const wire::Channel&, const wire::Hello& dialler,
-                                  const wire::Hello& acceptor, const wire::Hello&) const {
-  return both_open(acceptor, dialler);
-}
-
-std::string OpenPolicy::advice() const { return "this peer is insecure: it shows no token"; }
-
-TokenPolicy::TokenPolicy(crypto::Keyring keyring, std::string origin, const Digest& seed)
+Policy::Policy(crypto::Keyring keyring, std::string origin, const Digest& seed)
     : keyring_(std::move(keyring)), origin_(std::move(origin)), seed_(seed) {}
 
-void TokenPolicy::introduce(wire::Hello& ours, std::uint64_t number) const {
+void Policy::introduce(wire::Hello& ours, std::uint64_t number) const {
+  if (keyring_.empty()) return;
   ours.keys = keyring_.identities();
   const Bytes message = std::as_bytes(std::span(&number, 1));
   ours.nonce = crypto::hmac_sha256(seed_, message);
 }
 
-std::string TokenPolicy::advice() const {
+std::string Policy::advice() const {
+  if (keyring_.empty()) return "this peer is insecure: it shows no token";
   std::string text = "this peer shows ";
   text += crypto::describe_identity(keyring_.identities().front());
   return text + ", from " + origin_ + "; compare with `moolink-broker token show` at the other";
 }
 
-std::string TokenPolicy::no_common_key(const wire::Hello& ours, const wire::Hello& theirs) const {
-  return listed(theirs) + ", " + listed(ours) + ": give both the same token file";
+// The verdict if a side is insecure: both must be.
+std::optional<Verdict> Policy::without_proof(const wire::Hello& ours,
+                                             const wire::Hello& theirs) const {
+  if (keyring_.empty()) {
+    return theirs.keys.empty() ? Verdict{} : refused(one_is_insecure(ours, theirs));
+  }
+  if (theirs.keys.empty()) return refused(one_is_insecure(theirs, ours));
+  return std::nullopt;
 }
 
-Verdict TokenPolicy::answer(const wire::Channel& channel, const wire::Hello& dialler,
-                            wire::Hello& acceptor) const {
-  if (dialler.keys.empty()) return refused(one_is_insecure(dialler, acceptor));
+Verdict Policy::answer(const wire::Channel& channel, const wire::Hello& dialler,
+                       wire::Hello& acceptor) const {
+  if (auto verdict = without_proof(acceptor, dialler)) return std::move(*verdict);
   std::vector<Key> shown;
   for (const std::string& identity : dialler.keys) {
     if (auto key = keyring_.find(identity); key && shown.empty()) shown.push_back(std::move(*key));
@@ -125,9 +115,9 @@ Verdict TokenPolicy::answer(const wire::Channel& channel, const wire::Hello& dia
   return {{}, shown.front().scope};
 }
 
-Verdict TokenPolicy::check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
-                                    const wire::Hello& acceptor, wire::Hello& welcome) const {
-  if (acceptor.keys.empty()) return refused(one_is_insecure(acceptor, dialler));
+Verdict Policy::check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
+                               const wire::Hello& acceptor, wire::Hello& welcome) const {
+  if (auto verdict = without_proof(dialler, acceptor)) return std::move(*verdict);
   for (std::size_t i = 0; i < acceptor.keys.size(); ++i) {
     const auto key = keyring_.find(acceptor.keys[i]);
     if (!key) continue;
@@ -147,8 +137,9 @@ Verdict TokenPolicy::check_acceptor(const wire::Channel& channel, const wire::He
   return refused(no_common_key(dialler, acceptor));
 }
 
-Verdict TokenPolicy::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
-                                   const wire::Hello& acceptor, const wire::Hello& welcome) const {
+Verdict Policy::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
+                              const wire::Hello& acceptor, const wire::Hello& welcome) const {
+  if (auto verdict = without_proof(acceptor, dialler)) return std::move(*verdict);
   // Only a key that this side has proven.
   const std::string named = welcome.keys.empty() ? std::string() : welcome.keys.front();
   for (const std::string& identity : acceptor.keys) {

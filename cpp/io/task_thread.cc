@@ -1,12 +1,13 @@
-#include "runtime/engine/compute.h"
+#include "io/task_thread.h"
 
+#include <new>
 #include <utility>
 
 #include "io/quiet_thread.h"
 
-namespace moolink::runtime {
+namespace moolink::io {
 
-Compute::~Compute() {
+TaskThread::~TaskThread() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
@@ -20,16 +21,24 @@ Compute::~Compute() {
   }
 }
 
-void Compute::submit(std::function<void()> task) {
+void TaskThread::submit(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (!thread_.joinable()) thread_ = io::quiet_thread([state = state_] { run(*state); });
+    if (!thread_.joinable()) thread_ = quiet_thread([state = state_] { run(*state); });
     state_->tasks.push_back(std::move(task));
   }
   state_->changed.notify_one();
 }
 
-void Compute::run(State& state) {
+void TaskThread::drop_tasks() {
+  std::deque<std::function<void()>> dropped;  // destroyed without the lock
+  const std::lock_guard lock(state_->mutex);
+  dropped.swap(state_->tasks);
+}
+
+void TaskThread::abandon() noexcept { new (&thread_) std::thread(); }
+
+void TaskThread::run(State& state) {
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(lock, [&state] { return state.stopping || !state.tasks.empty(); });
@@ -43,4 +52,4 @@ void Compute::run(State& state) {
   }
 }
 
-}  // namespace moolink::runtime
+}  // namespace moolink::io

@@ -1,0 +1,58 @@
+#include "io/task_thread.h"
+
+#include <latch>
+#include <memory>
+#include <vector>
+
+#include "check.h"
+
+namespace moolink::io {
+namespace task_thread_test {
+
+TEST("tasks run in the order of their submission, all before the end") {
+  std::vector<int> order;
+  {
+    TaskThread thread;
+    for (int i = 0; i < 100; ++i) thread.submit([&order, i] { order.push_back(i); });
+  }
+  CHECK_EQ(order.size(), 100u);
+  for (int i = 0; i < static_cast<int>(order.size()); ++i) {
+    CHECK_EQ(order[static_cast<std::size_t>(i)], i);
+  }
+}
+
+TEST("tasks that have not begun can be dropped") {
+  std::latch begun(1);
+  std::latch dropped(1);
+  bool ran = false;
+  {
+    TaskThread thread;
+    thread.submit([&] {
+      begun.count_down();
+      dropped.wait();
+    });
+    thread.submit([&] { ran = true; });
+    begun.wait();
+    thread.drop_tasks();
+    dropped.count_down();
+  }
+  CHECK(!ran);
+}
+
+TEST("the last task may destroy the thread's owner") {
+  std::latch done(1);
+  auto thread = std::make_shared<TaskThread>();
+  TaskThread& of = *thread;
+  std::latch handed_over(1);
+  of.submit([&done, &handed_over, thread]() mutable {
+    handed_over.wait();
+    thread.reset();
+    done.count_down();
+  });
+  thread.reset();
+  handed_over.count_down();
+  done.wait();
+}
+
+}  // namespace task_thread_test
+}  // namespace moolink::io
