@@ -31,7 +31,7 @@ def documented() -> set[str]:
 
 
 def public() -> set[str]:
-    names = {f"moolink.{name}" for name in moolink.__all__ if name != "metrics"}
+    names = {f"moolink.{name}" for name in moolink.__all__ if name not in ("metrics", "RpcError")}
     for package in PACKAGES:
         path = (ROOT / "moolink" / package / "__init__.py").read_text()
         found = re.search(r"__all__ = \[(.*?)\]", path, re.DOTALL)
