@@ -1,4 +1,4 @@
-# make demo   the main job: two peers learn Breakout through a broker, about three minutes
+# make demo   builds moolink, then two peers learn Breakout for 150 s: about six minutes the first time
 # make test   all that a change must pass: C++ programs, simulators, Python
 # make quick  the part of it that takes less than two minutes
 # make test-interop   moolink beside other libraries of the field, in environments of their own
@@ -8,7 +8,7 @@
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
-# Everything goes into .venv and build/; nothing needs root.
+# Packages go into .venv, the build into build/ and moolink/, results into runs/; nothing needs root.
 
 PYTHON ?= python3
 VENV := .venv
