@@ -120,7 +120,8 @@ class WireError(Error):
 
 
 class Closed(Error):
-    """An object of this process was closed, or belongs to a process that forked.
+    """An object of this process was closed, or belongs to a process that forked, or a group's
+    operation was called before ``update()`` had shown any members.
 
     Callers of a peer that closes get :class:`PeerLost`.
     """

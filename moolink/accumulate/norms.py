@@ -36,9 +36,7 @@ class NormPolicy:
     def layout(self) -> str:
         """The end of a layout's text: members with other policies have another layout."""
         limit = "" if self._limit is None else f" max_grad_norm={float(self._limit)!r}"
-        return limit + (
-            "" if self.on_nonfinite == "keep" else f" on_nonfinite={self.on_nonfinite}"
-        )
+        return limit + ("" if self.on_nonfinite == "keep" else f" on_nonfinite={self.on_nonfinite}")
 
     def scale(self, core: AccumulatorCore, result: npt.NDArray[np.uint8]) -> bool:
         """Scales a round's gradient to the limit. Returns False if the round is to be skipped."""

@@ -47,7 +47,8 @@ class _Sampled:
 
 
 class ReplayClient:
-    """Uses a replay that a :class:`ReplayServer` serves, with the methods of :class:`Replay`.
+    """Uses a replay that a :class:`ReplayServer` serves, with the methods of :class:`Replay`, but
+    for checkpoints.
 
     On the server's host, batches of numpy's and JAX's arrays are mapped, not copied, and cannot be
     written. While the server is away, `sample`, `batches` and writers wait for the one that takes
