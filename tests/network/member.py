@@ -117,7 +117,8 @@ class Member:
         self, count: int, members: int, role: Literal["member", "observer"] = "member"
     ) -> None:
         """Makes an accumulator of ``count`` float32 whose rounds have ``members`` contributions,
-        and waits until all members take part: the first ones give the others the state."""
+        and waits until all members take part: the first ones give the others the state. An observer
+        waits for itself only."""
         weights = np.zeros(count, np.float32)
         self._accumulator = NumpyAccumulator("model", weights, self.group, role=role)
         self._accumulator.set_virtual_batch_size(members)
@@ -128,6 +129,8 @@ class Member:
             return self._accumulator.connected()
 
         until(takes_part, "the accumulator to take part")
+        if role == "observer":  # it takes no part in operations of the group
+            return
         everyone = self.group.all_reduce("everyone takes part", 0, on_change="retry")
 
         def all_take_part() -> bool:
