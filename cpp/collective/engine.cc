@@ -112,7 +112,7 @@ void Engine::drop_operations() {
 }
 
 OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Options options) {
-  if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
+  require_rank(name);
   if (reduces(spec.kind) && !is_supported(spec.dtype, spec.op)) {
     refuse(name, op_name(spec.op) + " of " + std::string(tensor::dtype_name(spec.dtype)) +
                      " is not defined");
@@ -151,7 +151,7 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
 }
 
 OpId Engine::start_value(std::string name, wire::Payload value, Options options) {
-  if (!rank_) throw Exception(ErrorCode::closed, "operation '" + name + "': not in a group yet");
+  require_rank(name);
   const OpId id = next_op_++;
   begin(id, {std::move(name), std::move(value), {}, options.retry, options.number});
   return id;

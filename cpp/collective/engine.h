@@ -167,6 +167,14 @@ class Engine {
   static std::string scope_of(const wire::Payload& payload);
 
  private:
+  // Only members of the group have one.
+  void require_rank(const std::string& operation) const {
+    if (rank_) return;
+    throw Exception(ErrorCode::closed,
+                    "operation '" + operation +
+                        "': this peer takes part in no operation of the group: it is an observer, "
+                        "or not in the group yet");
+  }
   struct Early {
     Uid instance;
     Frame frame;

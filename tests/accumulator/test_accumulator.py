@@ -154,6 +154,8 @@ def test_an_observer_follows_and_holds_nobody_up(make: Make) -> None:
         for peer in peers:
             peer.zero_gradients()
     assert not observer.wants_gradients()
+    with pytest.raises(moolink.Closed, match="it is an observer"):
+        observer._group.all_reduce("of members", 1, on_change="retry")
     versions = []
 
     def catches_up() -> bool:
