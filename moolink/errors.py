@@ -121,7 +121,7 @@ class WireError(Error):
 
 class Closed(Error):
     """An object of this process was closed, or belongs to a process that forked, or a group's
-    operation was called before ``update()`` had shown any members.
+    operation was called before ``update()`` had shown any members, or by an observer.
 
     Callers of a peer that closes get :class:`PeerLost`.
     """

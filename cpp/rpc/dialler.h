@@ -43,7 +43,7 @@ struct DialTarget {
   Duration pause{};  // before the next try
   Time next_try = kNever;
   int failures = 0;      // in a row
-  bool refused = false;  // the last dial was answered so
+  bool refused = false;  // the peer there refused the last dial
   std::string last_error;
 };
 

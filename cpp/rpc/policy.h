@@ -19,7 +19,7 @@ struct Verdict {
 // Decides which peers may connect. Both sides prove a key, the acceptor first: by an HMAC over both
 // greetings, the side that makes it, the path and the key's name. Nonces make each greeting new, so
 // that no proof can be replayed. A peer without keys is insecure: it sends no proof, requires none,
-// and tells so a peer that sends one. See docs/design/security.md.
+// and says so to a peer that sends one. See docs/design/security.md.
 class Policy {
  public:
   // `origin`: the source of the keys ("the token file /home/…"), for this peer's user. `seed`:
