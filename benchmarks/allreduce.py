@@ -87,7 +87,7 @@ def moolink_system(
     with moolink.Rpc(f"{name}-{rank}-of-{count}") as rpc:
         group = joined(rpc, name, rank, count, broker)
         yield (
-            lambda: group.barrier("barrier").result(TIMEOUT),
+            lambda: group.barrier("barrier", on_change="retry").result(TIMEOUT),
             lambda tensor: group.all_reduce("x", tensor, inplace=in_place).result(TIMEOUT),
         )
 
@@ -130,7 +130,7 @@ def jit_system(rank: int, count: int, broker: str) -> Iterator[tuple[Barrier, Re
         group = joined(rpc, "jit", rank, count, broker)
         reduce = jax.jit(lambda array: moolink.jax.all_reduce(group, "x", array))
         yield (
-            lambda: group.barrier("barrier").result(TIMEOUT),
+            lambda: group.barrier("barrier", on_change="retry").result(TIMEOUT),
             lambda array: reduce(array).block_until_ready(),
         )
 
