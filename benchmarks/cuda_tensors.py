@@ -2,6 +2,7 @@
 
     python benchmarks/cuda_tensors.py                             1, 16 and 256 MB
     python benchmarks/cuda_tensors.py --sizes 4M --repeat 50
+    MOOLINK_CUDA_IPC=1 python benchmarks/cuda_tensors.py          from device to device
 
 Every figure is the median of several runs. `send` is the time until the tensor lies on the other
 process's device (or in its host memory: `to host`) and its answer is back. gloo sends host memory:

@@ -41,7 +41,7 @@ class CudaInfo(TypedDict):
     copies_to_host: int  # waits for a device, each of one or more tensors
     copies_to_device: int
     pinned_bytes: int  # now: of the host's memory, for copies
-    bytes_within_device: int  # captured in a device's own memory, which RDMA reads (GPUDirect)
+    bytes_within_device: int  # copied within a device, for GPUDirect and between processes
 
 
 class RpcStats(PathStats):

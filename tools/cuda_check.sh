@@ -96,8 +96,10 @@ for step in $steps; do
       ;;
     bench)
       say "benchmark"
-      timeout "$(left 150)" "$python" benchmarks/cuda_tensors.py --json "$out/cuda.json" 2>&1 | tee "$out/bench.log" ||
-        status=1
+      for ipc in 0 1; do
+        MOOLINK_CUDA_IPC=$ipc timeout "$(left 150)" "$python" benchmarks/cuda_tensors.py \
+          --json "$out/cuda-ipc$ipc.json" 2>&1 | tee "$out/bench-ipc$ipc.log" || status=1
+      done
       ;;
     *)
       echo "unknown step $step" >&2

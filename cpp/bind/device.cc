@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/tensor_kinds.h"
 #include "device/block.h"
@@ -39,15 +40,45 @@ std::uint32_t usable_devices() {
   }
 }
 
-// An aligned host array for JAX, which copies it to the device itself.
-nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
-                      std::uint32_t device) {
+// An aligned copy in the host's memory of elements there or on a device.
+MutableBuffer host_copy(std::span<const std::byte> elements) {
   const MutableBuffer memory = HeapAllocator().allocate(elements.size());
-  if (!elements.empty()) {
-    const GilRelease released;
+  if (elements.empty()) return memory;
+  const GilRelease released;
+  if (const auto block = device::block_of(elements.data())) {
+    block->copy_to_host(elements, memory.data());
+  } else {
     std::memcpy(memory.data(), elements.data(), elements.size());
   }
+  return memory;
+}
+
+// A host array for JAX, which copies it to the device itself.
+nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
+                      std::uint32_t device) {
+  const MutableBuffer memory = host_copy(elements);
   return device_arrays().attr("put_by_jax")(export_tensor(memory, head, ArrayKind::numpy), device);
+}
+
+// Elements of the host's memory or of a device, that of another process, too.
+void copy_to_place(device::Stream& stream, std::span<const std::byte> elements, std::byte* place) {
+  const auto block = device::block_of(elements.data());
+  const bool here = block != nullptr && block->device() == stream.device();
+  const MutableBuffer host = block == nullptr || here ? MutableBuffer() : host_copy(elements);
+  const device::Transfer transfer{host.empty() ? elements.data() : host.data(), place,
+                                  elements.size()};
+  const GilRelease released;
+  here ? stream.copy_within_device({&transfer, 1}) : stream.copy_to_device({&transfer, 1});
+}
+
+// Peers on this machine may lend the device's memory from now on.
+void say_that_it_receives(int device) {
+  const std::string refusal = device::Devices::process().receives(device);
+  static bool told = false;  // with the GIL
+  if (refusal.empty() || std::exchange(told, true)) return;
+  const auto context = default_context();
+  const auto lock = context->lock();
+  context->log(LogLevel::info, "arrays on CUDA devices come through the host's memory: " + refusal);
 }
 
 }  // namespace
@@ -150,10 +181,8 @@ nb::object export_to_device(std::span<const std::byte> elements, const wire::Ten
     if (!after.is_none()) {
       stream->follow(reinterpret_cast<void*>(nb::cast<std::uintptr_t>(after)));
     }
-    const device::Transfer transfer{elements.data(), reinterpret_cast<std::byte*>(place),
-                                    elements.size()};
-    const GilRelease released;
-    stream->copy_to_device({&transfer, 1});
+    copy_to_place(*stream, elements, reinterpret_cast<std::byte*>(place));
+    say_that_it_receives(stream->device());
   }
   return made[0];
 }

@@ -12,6 +12,7 @@
 #include "bind/gil.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
+#include "device/block.h"
 #include "wire/value.h"
 
 namespace moolink::bind {
@@ -266,11 +267,17 @@ bool is_aligned(const std::byte* data) {
 }
 
 nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
-  MutableBuffer memory;
   const std::size_t part = token.part;
   if (const auto device = device_for(reader_.tensor(), options_.arrays, options_.device)) {
     return export_to_device(part == wire::kNoPart ? token.bytes : payload_.parts[part].span(),
                             reader_.tensor(), options_.arrays, *device);
+  }
+  MutableBuffer memory;
+  if (const auto block = part == wire::kNoPart ? nullptr : device::block_of(payload_.parts[part])) {
+    const Buffer& bytes = payload_.parts[part];
+    memory = HeapAllocator().allocate(bytes.size());
+    unlocked_if(true, [&] { block->copy_to_host(bytes.span(), memory.data()); });
+    return export_tensor(std::move(memory), reader_.tensor(), options_.arrays);
   }
   const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
   if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {

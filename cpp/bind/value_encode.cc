@@ -13,6 +13,7 @@
 #include "bind/reference.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
+#include "device/block.h"
 #include "wire/value.h"
 
 namespace moolink::bind {
@@ -314,10 +315,13 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   }
   tensor_bytes_ += size;
   writer_.part_tensor(tensor.head());
-  Buffer lent = lending_ ? lend(tensor, size) : Buffer{};
+  // A device's memory is copied now, so the receiver gets bytes of its own.
+  const bool on_device = tensor.stream != nullptr;
+  const bool is_lent = lending_ && !on_device;
+  Buffer lent = is_lent ? lend(tensor, size) : Buffer{};
   if (lent.empty()) copied_bytes_ += size;
-  if (tensor.stream != nullptr) on_device_ = true;
-  parts_.push_back({std::move(tensor), lending_, std::move(lent)});
+  on_device_ |= on_device;
+  parts_.push_back({std::move(tensor), is_lent, std::move(lent)});
 }
 
 void ValueEncoder::write_lent(const PyLent& lent) {
@@ -340,9 +344,8 @@ void ValueEncoder::write_lent(const PyLent& lent) {
   value_released_ = outer_released;
 }
 
-// The memory itself; empty: it has gaps, or is a device's, and must be copied.
+// The memory itself; empty: it has gaps, and must be copied.
 Buffer ValueEncoder::lend(const ImportedTensor& tensor, std::size_t size) {
-  if (tensor.stream != nullptr) return {};
   if (!tensor::is_contiguous(tensor.tensor.shape, tensor.tensor.strides)) return {};
   auto memory = std::make_shared<LentMemory>();
   memory->array = Reference(tensor.owner);
@@ -367,12 +370,17 @@ void ValueEncoder::refuse(PyObject* value) const {
   throw nb::type_error(message.c_str());
 }
 
-// Straight into the receiver's memory if it has granted some, or on the device if the path reads it
-// there: either saves a copy.
+// On the device if the path reads it there, or straight into the receiver's memory if it has
+// granted some: either saves a copy.
 void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copies) {
   const std::size_t size = part.tensor.bytes();
   const bool on_device = part.tensor.stream != nullptr;
   const auto* recipient = lender_ != nullptr && lender_->recipient ? &*lender_->recipient : nullptr;
+  if (recipient != nullptr && on_device && size >= kSmallestOnDevice &&
+      recipient->reads_device(part.tensor.stream->device())) {
+    part.bytes = copies.keep(part.tensor);
+    if (!part.bytes.empty()) return;
+  }
   if (recipient != nullptr && !part.lent && size >= kSmallestPlaced) {
     if (auto placed = recipient->place(size)) {
       if (on_device) {
@@ -384,11 +392,6 @@ void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copie
       part.bytes = placed->memory;
       return;
     }
-  }
-  if (recipient != nullptr && on_device && size >= kSmallestOnDevice &&
-      recipient->reads_devices()) {
-    part.bytes = copies.keep(part.tensor);
-    if (!part.bytes.empty()) return;
   }
   const MutableBuffer copy = allocator.allocate(size);
   if (on_device) {
@@ -422,6 +425,10 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
         lent.offset = place->offset;
       }
       payload.lent.push_back(lent);
+    } else if (auto place = device::place_of(part.bytes)) {
+      payload.lent.push_back({static_cast<std::uint32_t>(payload.parts.size()),
+                              place->block | wire::kDeviceSegments, place->offset, false,
+                              std::move(place->lent)});
     } else if (part.standing != nullptr) {
       const auto number = static_cast<std::uint32_t>(payload.parts.size());
       payload.placed.push_back({number, std::move(part.standing)});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -20,11 +22,14 @@ constexpr std::size_t kMostIdle = std::size_t{512} << 20;  // bytes kept, of all
 // A block may exceed the requested size by a quarter, and a page.
 constexpr std::size_t kRoomiest = 4;
 
-// Blocks that no message uses, the longest unused first. Never destroyed, like Devices.
-class Shelf {
+}  // namespace
+
+// The blocks of this process: all by their addresses, and those that no message uses, the longest
+// unused first. Never destroyed, like Devices.
+class Blocks {
  public:
-  static Shelf& process() {
-    static Shelf& one = *new Shelf();
+  static Blocks& process() {
+    static Blocks& one = *new Blocks();
     return one;
   }
 
@@ -33,81 +38,150 @@ class Shelf {
     std::vector<std::shared_ptr<const Block>> freed;  // without the lock: the driver may wait
     {
       const std::lock_guard lock(mutex_);
-      const auto fits = [&](const Idle& idle) {
-        return idle.devices == &devices && idle.block->device() == device &&
-               idle.block->bytes() >= whole &&
-               idle.block->bytes() <= whole + whole / kRoomiest + kPage;
+      const auto fits = [&](const std::shared_ptr<const Block>& block) {
+        return &block->devices_ == &devices && block->device() == device &&
+               block->bytes() >= whole && block->bytes() <= whole + whole / kRoomiest + kPage;
       };
       const auto found = std::find_if(idle_.rbegin(), idle_.rend(), fits);
       if (found != idle_.rend()) {
-        std::shared_ptr<const Block> block = std::move(found->block);
+        std::shared_ptr<const Block> block = std::move(*found);
         idle_bytes_ -= block->bytes();
         idle_.erase(std::next(found).base());
         return block;
       }
       while (idle_bytes_ > kMostIdle) {
-        idle_bytes_ -= idle_.front().block->bytes();
-        freed.push_back(std::move(idle_.front().block));
+        idle_bytes_ -= idle_.front()->bytes();
+        freed.push_back(std::move(idle_.front()));
         idle_.pop_front();
       }
     }
     freed.clear();
-    return std::make_shared<const Block>(devices, device, whole);
+    return Block::create(devices, device, whole);
   }
 
   // On any thread, the network's too: the excess is freed when a capture takes the next block,
   // because the driver waits for the device's work before it frees.
-  void put_back(Devices& devices, std::shared_ptr<const Block> block) {
+  void put_back(std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     idle_bytes_ += block->bytes();
-    idle_.push_back({&devices, std::move(block)});
+    idle_.push_back(std::move(block));
   }
 
- private:
-  struct Idle {
-    const Devices* devices;
-    std::shared_ptr<const Block> block;
-  };
+  std::uint64_t next_number() { return ++last_number_; }
 
+  void add(const Block& block) {
+    const std::lock_guard lock(mutex_);
+    by_address_.emplace(block.data(), &block);
+    count_.store(by_address_.size(), std::memory_order_relaxed);
+  }
+
+  void remove(const Block& block) {
+    const std::lock_guard lock(mutex_);
+    by_address_.erase(block.data());
+    count_.store(by_address_.size(), std::memory_order_relaxed);
+    if (block.number() != 0) gone_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  std::shared_ptr<const Block> at(const std::byte* bytes) {
+    // A holder of a block's bytes knows that the block was added.
+    if (count_.load(std::memory_order_relaxed) == 0) return nullptr;
+    const std::lock_guard lock(mutex_);
+    auto found = by_address_.upper_bound(bytes);
+    if (found == by_address_.begin()) return nullptr;
+    const Block& block = *std::prev(found)->second;
+    return bytes < block.data() + block.bytes() ? block.weak_from_this().lock() : nullptr;
+  }
+
+  std::shared_ptr<const Block> numbered(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [address, block] : by_address_) {
+      if (block->number() == number) return block->weak_from_this().lock();
+    }
+    return nullptr;
+  }
+
+  std::uint64_t gone() const { return gone_.load(std::memory_order_relaxed); }
+
+ private:
   std::mutex mutex_;
   HeldOverForks over_forks_{mutex_};
-  std::deque<Idle> idle_;
+  std::map<const std::byte*, const Block*, std::less<>> by_address_;
+  std::deque<std::shared_ptr<const Block>> idle_;
   std::size_t idle_bytes_ = 0;
+  std::atomic<std::uint64_t> last_number_{0};
+  std::atomic<std::size_t> count_{0};
+  std::atomic<std::uint64_t> gone_{0};
 };
+
+namespace {
 
 // Returns a block with its last reference.
 struct Return {
-  Devices* devices;
   std::shared_ptr<const Block> block;
 
-  void operator()(void*) { Shelf::process().put_back(*devices, std::move(block)); }
+  void operator()(void*) {
+    std::shared_ptr<const Block> returned = std::move(block);
+    if (!returned->lent()) Blocks::process().put_back(std::move(returned));
+  }
 };
 
 }  // namespace
 
-Block::Block(Devices& devices, int device, std::size_t bytes)
-    : devices_(devices), device_(device), bytes_(bytes), data_(devices.allocate(device, bytes)) {}
+Block::Block(Devices& devices, int device, DeviceMemory memory, std::uint64_t number)
+    : devices_(devices), device_(device), memory_(memory), number_(number) {}
 
-Block::~Block() { devices_.free(device_, data_); }
-
-Descriptor Block::export_dmabuf() const { return devices_.export_dmabuf(device_, {data_, bytes_}); }
-
-MutableBuffer allocate(Devices& devices, int device, std::size_t bytes) {
-  std::shared_ptr<const Block> block = Shelf::process().take(devices, device, bytes);
-  std::byte* data = block->data();
-  return {std::shared_ptr<void>(data, Return{&devices, std::move(block)}), data, bytes};
+std::shared_ptr<const Block> Block::create(Devices& devices, int device, std::size_t bytes) {
+  const DeviceMemory memory = devices.allocate(device, bytes);
+  const std::uint64_t number = memory.handle == 0 ? 0 : Blocks::process().next_number();
+  const std::shared_ptr<const Block> block(new Block(devices, device, memory, number));
+  Blocks::process().add(*block);
+  return block;
 }
 
-std::shared_ptr<const Block> block_of(const Buffer& bytes) {
+std::shared_ptr<const Block> Block::map(Devices& devices, int device, Descriptor shared,
+                                        std::size_t bytes) {
+  const DeviceMemory memory = devices.map(device, std::move(shared), bytes);
+  const std::shared_ptr<const Block> block(new Block(devices, device, memory, 0));
+  Blocks::process().add(*block);
+  return block;
+}
+
+Block::~Block() {
+  Blocks::process().remove(*this);
+  devices_.free(device_, memory_);
+}
+
+void Block::copy_to_host(std::span<const std::byte> bytes, std::byte* to) const {
+  const Transfer transfer{bytes.data(), to, bytes.size()};
+  devices_.stream(device_)->copy_to_host({&transfer, 1});
+}
+
+MutableBuffer allocate(Devices& devices, int device, std::size_t bytes) {
+  std::shared_ptr<const Block> block = Blocks::process().take(devices, device, bytes);
+  std::byte* data = block->data();
+  return {std::shared_ptr<void>(data, Return{std::move(block)}), data, bytes};
+}
+
+std::shared_ptr<const Block> block_of(const std::byte* bytes) {
+  return Blocks::process().at(bytes);
+}
+
+std::shared_ptr<const Block> block_numbered(std::uint64_t number) {
+  return Blocks::process().numbered(number);
+}
+
+std::uint64_t blocks_gone() { return Blocks::process().gone(); }
+
+std::optional<Place> place_of(const Buffer& bytes) {
   const Return* held = std::get_deleter<Return>(bytes.owner());
-  return held == nullptr ? nullptr : held->block;
+  if (held == nullptr || held->block->number() == 0) return std::nullopt;
+  const auto offset = static_cast<std::size_t>(bytes.data() - held->block->data());
+  return Place{held->block->number(), offset, {held->block, &held->block->lent()}};
 }
 
 Buffer copy_to_host(const Buffer& bytes, Allocator& allocator) {
-  const std::shared_ptr<const Block> block = block_of(bytes);
   const MutableBuffer copy = allocator.allocate(bytes.size());
-  const Transfer transfer{bytes.data(), copy.data(), bytes.size()};
-  block->devices_.stream(block->device())->copy_to_host({&transfer, 1});
+  block_of(bytes)->copy_to_host(bytes.span(), copy.data());
   return copy;
 }
 

@@ -4,15 +4,17 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/streaming_copy.h"
 #include "base/time.h"
+#include "device/current.h"
 
 namespace moolink::device {
 namespace {
@@ -28,8 +30,6 @@ constexpr std::size_t kInFlight = 4;  // slots that one copy uses at most
 // A thread that waits for a device polls it for this long before it sleeps.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
-Address address(const std::byte* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
-
 std::string device_text(int device) { return "cuda:" + std::to_string(device); }
 
 }  // namespace
@@ -39,23 +39,6 @@ bool is_cuda(const tensor::Device& device) {
 }
 
 bool is_on_device(const tensor::Device& device) { return device.type == kCuda; }
-
-class Devices::Current {
- public:
-  Current(Devices& devices, int device) : devices_(devices) {
-    devices.check(devices.driver_.context_push(devices.context(device)), device,
-                  "making its context current");
-  }
-  ~Current() {
-    ContextHandle popped = nullptr;
-    devices_.driver_.context_pop(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  Devices& devices_;
-};
 
 // One of the device's events, with its context current.
 class Devices::Event {
@@ -292,13 +275,20 @@ std::byte* allocate_pinned(const Driver& driver, std::size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
+// Off by default: no hardware has proven it.
+bool sharing_is_wanted() {
+  const char* value = std::getenv("MOOLINK_CUDA_IPC");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 std::atomic<Devices*> used{nullptr};
 
 }  // namespace
 
-Devices::Devices(const Driver& driver, StagingOptions staging)
+Devices::Devices(const Driver& driver, StagingOptions staging, bool share)
     : driver_(driver),
       pid_(getpid()),
+      share_(share),
       staging_(staging, [&driver](std::size_t bytes) { return allocate_pinned(driver, bytes); }) {
   Status status = driver.init(0);
   if (status == kSuccess) status = driver.device_count(&count_);
@@ -314,7 +304,7 @@ Devices& Devices::process() {
   Devices* devices = used;
   if (devices == nullptr) {
     const std::lock_guard lock(mutex);
-    if (used == nullptr) used = new Devices(load_driver());
+    if (used == nullptr) used = new Devices(load_driver(), {}, sharing_is_wanted());
     devices = used;
   }
   if (devices->pid_ != getpid()) {
@@ -341,11 +331,16 @@ ContextHandle Devices::context(int device) {
   }
   ContextHandle& context = devices_[static_cast<std::size_t>(device)].context;
   if (context == nullptr) {
-    int number = 0;
-    check(driver_.device_get(&number, device), device, "looking it up");
-    check(driver_.primary_context_retain(&context, number), device, "taking its primary context");
+    check(driver_.primary_context_retain(&context, number(device)), device,
+          "taking its primary context");
   }
   return context;
+}
+
+int Devices::number(int device) const {
+  int number = 0;
+  check(driver_.device_get(&number, device), device, "looking it up");
+  return number;
 }
 
 std::shared_ptr<Stream> Devices::stream(int device) {
@@ -384,34 +379,6 @@ StreamHandle Devices::take_stream(int device) {
 void Devices::release_stream(int device, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   devices_[static_cast<std::size_t>(device)].idle_streams.push_back(stream);
-}
-
-std::byte* Devices::allocate(int device, std::size_t bytes) {
-  const Current current(*this, device);
-  Address memory = 0;
-  check(driver_.allocate(&memory, bytes), device, "allocating memory");
-  return std::bit_cast<std::byte*>(memory);
-}
-
-void Devices::free(int device, std::byte* memory) noexcept {
-  try {
-    const Current current(*this, device);
-    driver_.free(address(memory));
-  } catch (const Exception&) {
-    return;  // the driver has ended, and the memory with it
-  }
-}
-
-Descriptor Devices::export_dmabuf(int device, std::span<const std::byte> memory) {
-  if (driver_.range_handle == nullptr) {
-    throw Exception(ErrorCode::error, "the CUDA driver is too old to share memory of " +
-                                          device_text(device) + " (dmabuf: 11.7)");
-  }
-  const Current current(*this, device);
-  int descriptor = -1;
-  check(driver_.range_handle(&descriptor, address(memory.data()), memory.size(), kRangeDmaBuf, 0),
-        device, "sharing memory with other devices (dmabuf)");
-  return Descriptor(descriptor);
 }
 
 std::string Devices::name(int device) const {

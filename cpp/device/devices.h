@@ -14,12 +14,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/at_fork.h"
 #include "base/descriptor.h"
+#include "base/uid.h"
 #include "device/driver.h"
 #include "device/staging.h"
 #include "tensor/layout.h"
@@ -45,6 +47,13 @@ struct Counters {
   std::uint64_t copies_to_device = 0;
   std::uint64_t pinned_bytes = 0;         // now
   std::uint64_t bytes_within_device = 0;  // captured in a device's own memory
+};
+
+// Memory of a device, mapped into this process.
+struct DeviceMemory {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  MemoryHandle handle = 0;  // 0: other processes cannot map it
 };
 
 class Devices;
@@ -79,7 +88,8 @@ class Stream {
 
 class Devices {
  public:
-  explicit Devices(const Driver& driver, StagingOptions staging = {});
+  // share: whether processes of this machine may map one another's device memory.
+  explicit Devices(const Driver& driver, StagingOptions staging = {}, bool share = false);
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
 
@@ -97,11 +107,25 @@ class Devices {
   // The stream that this thread holds on the device, or an idle one.
   std::shared_ptr<Stream> stream(int device);
 
-  // Memory of the device (Block). They throw Exception{error}, except free().
-  std::byte* allocate(int device, std::size_t bytes);
-  void free(int device, std::byte* memory) noexcept;
-  // Whole pages of it as a dmabuf.
-  Descriptor export_dmabuf(int device, std::span<const std::byte> memory);
+  // --- memory of a device, in whole pages (Block); device_memory.cc. Errors are Exception{error}.
+  DeviceMemory allocate(int device, std::size_t bytes);
+  void free(int device, const DeviceMemory& memory) noexcept;
+  Descriptor export_dmabuf(int device, const DeviceMemory& memory);
+  // For other processes of this machine, which map it; it stays while one of them does. Only for
+  // memory with a handle.
+  Descriptor export_to_processes(int device, const DeviceMemory& memory);
+  DeviceMemory map(int device, Descriptor exported, std::size_t bytes);
+
+  // Why processes cannot share this device's memory; empty: they can. Tried by the first call.
+  std::string sharing_refusal(int device);
+  // Identifies a device in every process of the machine.
+  Uid uid(int device);
+  std::optional<int> find(const Uid& uid);  // of those that receive
+  // Arrays are received on this device: peers may lend its memory from now on. Returns why they
+  // cannot, if they are wanted to.
+  std::string receives(int device);
+  // The devices of which this was said, as bits.
+  std::uint64_t receiving() const { return receiving_.load(std::memory_order_relaxed); }
 
  private:
   friend class Stream;
@@ -110,23 +134,30 @@ class Devices {
     ContextHandle context = nullptr;
     std::vector<StreamHandle> idle_streams;
     std::vector<EventHandle> idle_events;
+    std::optional<std::string> sharing_refusal;  // of the trial
   };
   class Current;  // makes a device's context the thread's
   class Event;
   class Pipeline;
 
   void check(Status status, int device, const char* what) const;
+  int number(int device) const;  // the driver's
   ContextHandle context(int device);
+  void try_sharing(int device);
+  DeviceMemory create(int device, std::size_t bytes);
+  DeviceMemory place(int device, MemoryHandle handle, std::size_t bytes);
   StreamHandle take_stream(int device);
   void release_stream(int device, StreamHandle stream);
 
   const Driver& driver_;
   const pid_t pid_;
+  const bool share_;
   int count_ = 0;
   Staging staging_;
   std::mutex mutex_;
   HeldOverForks over_forks_{mutex_};
   std::vector<Device> devices_;
+  std::atomic<std::uint64_t> receiving_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> copies_to_host_{0};

@@ -5,6 +5,7 @@
 // driver can run it.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace moolink::device {
@@ -13,7 +14,10 @@ using Status = int;  // CUresult
 using ContextHandle = struct CudaContext*;
 using StreamHandle = struct CudaStream*;
 using EventHandle = struct CudaEvent*;
-using Address = unsigned long long;  // CUdeviceptr: of a device's memory or of the host's
+using Address = unsigned long long;       // CUdeviceptr: of a device's memory or of the host's
+using MemoryHandle = unsigned long long;  // CUmemGenericAllocationHandle: memory without an address
+
+inline Address address(const std::byte* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
 inline constexpr Status kSuccess = 0;
 inline constexpr Status kNotReady = 600;
@@ -22,6 +26,37 @@ inline constexpr unsigned kEventBlockingSync = 1;  // a waiting thread sleeps
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostAllocPortable = 1;  // pinned for every context
 inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the handle is an int
+inline constexpr int kHandleDescriptor = 1;        // CUmemAllocationHandleType: a file descriptor
+inline constexpr int kPinned = 1;                  // CUmemAllocationType
+inline constexpr int kLocationDevice = 1;          // CUmemLocationType
+inline constexpr int kReadWrite = 3;               // CUmemAccess_flags
+inline constexpr int kSharesDescriptors = 103;     // CUdevice_attribute
+inline constexpr int kRdmaReadsMapped = 110;       // CUdevice_attribute
+
+struct DeviceUuid {  // CUuuid
+  char bytes[16];
+};
+
+struct MemoryLocation {  // CUmemLocation
+  int type = kLocationDevice;
+  int device = 0;
+};
+
+struct MemoryProperties {  // CUmemAllocationProp
+  int type = kPinned;
+  int handle_types = kHandleDescriptor;
+  MemoryLocation location;
+  void* unused_on_linux = nullptr;
+  unsigned char compression = 0;
+  unsigned char rdma_reads = 0;
+  unsigned short usage = 0;
+  unsigned char reserved[4] = {};
+};
+
+struct MemoryAccess {  // CUmemAccessDesc
+  MemoryLocation location;
+  int rights = kReadWrite;
+};
 
 // member, exported symbol, arguments. If the driver's header has two versions of a function under
 // one name, the symbol is the second's.
@@ -51,9 +86,29 @@ inline constexpr int kRangeDmaBuf = 1;             // CUmemRangeHandleType: the 
   X(error_text, cuGetErrorString, (Status status, const char** text))
 
 // Null if the driver is older than they are.
-#define MOOLINK_CUDA_LATER_FUNCTIONS(X)          \
-  X(range_handle, cuMemGetHandleForAddressRange, \
-    (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags))
+#define MOOLINK_CUDA_LATER_FUNCTIONS(X)                                                    \
+  X(range_handle, cuMemGetHandleForAddressRange,                                           \
+    (void* handle, Address memory, std::size_t bytes, int type, unsigned long long flags)) \
+  X(device_uuid, cuDeviceGetUuid_v2, (DeviceUuid * uuid, int device))                      \
+  X(device_attribute, cuDeviceGetAttribute, (int* value, int attribute, int device))       \
+  X(memory_create, cuMemCreate,                                                            \
+    (MemoryHandle * handle, std::size_t bytes, const MemoryProperties* properties,         \
+     unsigned long long flags))                                                            \
+  X(memory_release, cuMemRelease, (MemoryHandle handle))                                   \
+  X(memory_export, cuMemExportToShareableHandle,                                           \
+    (void* descriptor, MemoryHandle handle, int type, unsigned long long flags))           \
+  X(memory_import, cuMemImportFromShareableHandle,                                         \
+    (MemoryHandle * handle, void* descriptor, int type))                                   \
+  X(address_reserve, cuMemAddressReserve,                                                  \
+    (Address * address, std::size_t bytes, std::size_t alignment, Address wanted,          \
+     unsigned long long flags))                                                            \
+  X(address_free, cuMemAddressFree, (Address address, std::size_t bytes))                  \
+  X(map, cuMemMap,                                                                         \
+    (Address address, std::size_t bytes, std::size_t offset, MemoryHandle handle,          \
+     unsigned long long flags))                                                            \
+  X(unmap, cuMemUnmap, (Address address, std::size_t bytes))                               \
+  X(set_access, cuMemSetAccess,                                                            \
+    (Address address, std::size_t bytes, const MemoryAccess* access, std::size_t count))
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declarator

@@ -139,6 +139,7 @@ wire::Payload head_only(const Head& head) {
 // The user's payload of a message made by with_head. Throws Exception{wire} if it has none.
 inline wire::Payload user_payload(wire::Payload message) {
   if (message.parts.empty()) wire::fail("a message without its body");
+  if (message.find_lent(0) != nullptr) wire::fail("a message whose body is lent");
   wire::Payload user;
   const bool is_exposed = !message.exposed.empty() && message.exposed.front() == 0;
   user.body = is_exposed ? private_copy(message.parts.front()) : std::move(message.parts.front());
@@ -146,10 +147,7 @@ inline wire::Payload user_payload(wire::Payload message) {
   user.parts = std::move(message.parts);
   user.lent = std::move(message.lent);
   user.from_guest = message.from_guest;
-  for (wire::LentPart& lent : user.lent) {
-    if (lent.part == 0) wire::fail("a message whose body is lent");
-    --lent.part;
-  }
+  for (wire::LentPart& lent : user.lent) --lent.part;
   return user;
 }
 

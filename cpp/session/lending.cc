@@ -63,8 +63,11 @@ bool Session::lend(const Link& link, Outgoing& outgoing, std::size_t which, wire
   std::uint64_t& loan = outgoing.loans[which];
   if (possible && (loan == 0 || mutant("new_loan_each_attempt"))) {
     loan = ++last_loan_;
-    const Buffer& bytes = outgoing.bytes_of(outgoing.message.payload.lent[which].part);
-    lent_.emplace(loan, mutant("loan_ends_with_acknowledgement") ? Buffer{} : bytes);
+    const wire::LentPart& lent = outgoing.message.payload.lent[which];
+    if (lent.out != nullptr) *lent.out = true;
+    const Buffer& bytes = outgoing.bytes_of(lent.part);
+    lent_.emplace(loan,
+                  Loan{mutant("loan_ends_with_acknowledgement") ? Buffer{} : bytes, lent.out});
   }
   part.id = loan;
   return possible;
@@ -72,7 +75,10 @@ bool Session::lend(const Link& link, Outgoing& outgoing, std::size_t which, wire
 
 void Session::loans_returned(const Buffer& body) {
   for (const std::uint64_t loan : wire::decode<wire::Return>(body).loans) {
-    if (lent_.erase(loan) == 0) wire::fail("a loan was returned that was not given");
+    const auto found = lent_.find(loan);
+    if (found == lent_.end()) wire::fail("a loan was returned that was not given");
+    if (found->second.out != nullptr) *found->second.out = false;
+    lent_.erase(found);
   }
 }
 

@@ -124,10 +124,11 @@ void Session::deliver_ready(Time now) {
     wire::Payload payload;
     payload.body = std::move(inbound.body.bytes);
     if (!inbound.error) {
-      payload.lent = std::move(inbound.lent);
-      for (wire::LentPart& lent : payload.lent) {
+      for (const wire::LentPart& lent : inbound.lent) {
+        const bool copied = inbound.parts[lent.part].how != InboundPart::How::lent;
+        if (copied && lent.captured()) continue;  // a part like any other
         // Only its lender can use its place.
-        lent = {lent.part, 0, 0, inbound.parts[lent.part].how != InboundPart::How::lent};
+        payload.lent.push_back({lent.part, 0, 0, copied});
       }
       payload.parts.reserve(inbound.parts.size());
       for (InboundPart& part : inbound.parts) {

@@ -320,8 +320,12 @@ class Session {
   Outbox outbox_;
   Inbox inbox_;
 
-  // Loans given and not returned, each with the owner of its memory: beyond the acknowledgement.
-  std::map<std::uint64_t, Buffer> lent_;
+  // Loans given and not returned: beyond the acknowledgement.
+  struct Loan {
+    Buffer bytes;
+    std::shared_ptr<std::atomic<bool>> out;  // LentPart::out
+  };
+  std::map<std::uint64_t, Loan> lent_;
   std::uint64_t last_loan_ = 0;             // of this session
   std::vector<std::uint64_t> returns_due_;  // not reported yet
 

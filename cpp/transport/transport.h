@@ -74,9 +74,10 @@ class Connection {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
-  // Whether fill_grant() reads the memory of CUDA devices (device::Block), as far as known; and why
-  // it cannot read these bytes of a device: empty, it can. write() reads only the host's.
-  virtual bool reads_devices() const { return false; }
+  // Whether the path takes parts in this CUDA device's memory (device::Block), as far as known: by
+  // fill_grant(), or as loans. write() reads only the host's memory.
+  virtual bool reads_device(int /*device*/) const { return false; }
+  // Why fill_grant() cannot read these bytes of a device; empty: it can.
   virtual std::string refusal_of(const Buffer& /*bytes*/) { return "the path cannot read them"; }
 
   // The peer's memory of a grant, for this process to write; it stays mapped after the connection

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,9 @@
 
 namespace moolink::wire {
 
+// The numbers of segments that are blocks of a CUDA device's memory; the rest is the block's own.
+inline constexpr std::uint64_t kDeviceSegments = std::uint64_t{1} << 63;
+
 // A part whose memory the lender keeps: holders of the payload may only read it.
 struct LentPart {
   std::uint32_t part = 0;
@@ -18,6 +22,12 @@ struct LentPart {
   std::uint64_t offset = 0;   // in the segment
   // Not on the wire: the bytes were copied for the receiver, and no other code has them.
   bool copied = false;
+  // Not on the wire, and null if nobody asks: true while the receiver may read the memory.
+  std::shared_ptr<std::atomic<bool>> out = nullptr;
+
+  // The sender has captured the bytes in memory of a device: what is made of them is the
+  // receiver's.
+  bool captured() const { return (segment & kDeviceSegments) != 0; }
 
   template <class Fields>
   void fields(Fields& f) {

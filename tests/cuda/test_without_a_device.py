@@ -92,13 +92,38 @@ EXCHANGED = """
     """
 
 
-def run_with_fake_driver(*programs: str) -> None:
+# A process that receives on the fake driver's devices, and what both sides have copied.
+RECEIVER = """
+    import os, signal, subprocess, sys
+    from tests.waiting import until
+
+    def start(device="same"):
+        process = subprocess.Popen([sys.executable, "-m", "tests.cuda.receiver", device],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return process, process.stdout.readline().split()
+
+    def sent_by_device(peer, array):
+        \"\"\"Sends the array until it goes from device to device.\"\"\"
+        def does():
+            before = _core.cuda_info()["bytes_within_device"]
+            assert np.array_equal(client.sync(peer, "echo", DeviceArray(array)), array)
+            return _core.cuda_info()["bytes_within_device"] > before
+        until(does, "a loan of device memory")
+
+    receiver, addresses = start()
+    for address in addresses:
+        client.connect(address)
+    array = np.random.rand(1_500_000)
+    """
+
+
+def run_with_fake_driver(*programs: str, ipc: bool = False) -> None:
     build = ROOT / os.environ.get("MOOLINK_BUILD_DIR", "build/dev")
     fake = build / "tests" / "cpp" / "fake_cuda"
     if not (fake / "libcuda.so.1").exists():
         pytest.fail(f"{fake}/libcuda.so.1 is not built: run `make test-cpp` first")
     text = "".join(map(textwrap.dedent, (FAKE_ARRAY, *programs)))
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake)}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake), "MOOLINK_CUDA_IPC": str(int(ipc))}
     subprocess.run([sys.executable, "-c", text], check=True, env=environment, timeout=PROCESS_LIMIT)
 
 
@@ -397,4 +422,72 @@ def test_host_arrays_are_copied_to_and_from_devices_directly() -> None:
             else:
                 raise AssertionError(wrong)
         """
+    )
+
+
+def test_arrays_go_from_device_to_device_within_the_host() -> None:
+    pytest.importorskip("torch")
+    run_with_fake_driver(
+        RECEIVER,
+        """
+        sent_by_device("receiver", array)
+        before, there = _core.cuda_info(), client.sync("receiver", "cuda_info")
+        for i in range(5):
+            seen = client.sync("receiver", "write", DeviceArray(array + i))
+            assert (seen == array + i + 1).all()
+        after, then = _core.cuda_info(), client.sync("receiver", "cuda_info")
+        assert after["bytes_to_host"] == before["bytes_to_host"]
+        assert after["bytes_within_device"] == before["bytes_within_device"] + 5 * array.nbytes
+        assert then["bytes_within_device"] == there["bytes_within_device"] + 5 * array.nbytes
+        assert then["bytes_to_device"] == there["bytes_to_device"]
+        # Small ones, those of another device and the host's go as before, and lent ones like any.
+        tree = {"small": DeviceArray(array[:100]), "host": array, "gaps": DeviceArray(array[::2]),
+                "other": DeviceArray(array, (2, 0)), "lent": moolink.lend(DeviceArray(array))}
+        seen = client.sync("receiver", "echo", tree)
+        for name, value in seen.items():
+            sent = {"small": array[:100], "gaps": array[::2]}.get(name, array)
+            assert np.array_equal(value, sent), name
+        # To a peer of the same process that wants host memory, where it can write.
+        seen = client.sync("host", "write", DeviceArray(array))
+        assert (seen == array + 1).all()
+        receiver.communicate()
+        """,
+        ipc=True,
+    )
+
+
+def test_a_peer_that_is_killed_leaves_device_memory_to_the_others() -> None:
+    pytest.importorskip("torch")
+    run_with_fake_driver(
+        RECEIVER,
+        """
+        for turn in range(3):
+            sent_by_device("receiver", array)
+            calls = [client.async_("receiver", "echo", DeviceArray(array)) for _ in range(20)]
+            calls[0].result()
+            receiver.send_signal(signal.SIGKILL)
+            receiver.communicate()
+            for call in calls:
+                try:
+                    assert np.array_equal(call.result(), array)
+                except moolink.PeerLost:
+                    pass
+            receiver, addresses = start()
+            client.connect(addresses[0])
+        receiver.communicate()
+        """,
+        ipc=True,
+    )
+
+
+def test_without_the_variable_arrays_go_through_the_host() -> None:
+    pytest.importorskip("torch")
+    run_with_fake_driver(
+        RECEIVER,
+        """
+        for _ in range(5):
+            assert np.array_equal(client.sync("receiver", "echo", DeviceArray(array)), array)
+        assert _core.cuda_info()["bytes_within_device"] == 0
+        receiver.communicate()
+        """,
     )

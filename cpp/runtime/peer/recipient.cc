@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "device/devices.h"
 #include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -46,8 +47,9 @@ std::optional<PlacedMemory> Recipient::place(std::size_t bytes) const {
   return with_peer([&](const auto& peer) { return sender_.place(peer, bytes); });
 }
 
-bool Recipient::reads_devices() const {
-  return with_peer([&](const auto& peer) { return sender_.reads_devices(peer); });
+bool Recipient::reads_device(int device) const {
+  device::Devices::process().sharing_refusal(device);  // tries it, which is too long for the lock
+  return with_peer([&](const auto& peer) { return sender_.reads_device(peer, device); });
 }
 
 }  // namespace moolink::runtime

@@ -31,9 +31,9 @@ class Recipient {
 
   // Memory for a part of that many bytes; empty: none, the part travels like any other.
   std::optional<PlacedMemory> place(std::size_t bytes) const;
-  // Whether parts may stay in a CUDA device's memory (device::allocate), where the path to the peer
-  // reads them. If that path is lost, they are copied to the host.
-  bool reads_devices() const;
+  // Whether parts may stay in this CUDA device's memory (device::allocate), where the path to the
+  // peer reads them. If that path is lost, they are copied to the host.
+  bool reads_device(int device) const;
 
  private:
   template <class Use>

@@ -122,9 +122,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // Memory of the message's receiver, if it has granted some. Released when unused.
   std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
   std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
-  // Whether parts of a message to it may be in a CUDA device's memory.
-  bool reads_devices(const std::string& peer);
-  bool reads_devices(const Uid& peer);
+  // Whether parts of a message to it may be in this CUDA device's memory.
+  bool reads_device(const std::string& peer, int device);
+  bool reads_device(const Uid& peer, int device);
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
   void define(const std::string& function, CallHandler handler, const std::string& group = {});
@@ -245,7 +245,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
   void tell_who_waited(Awaitable& late);
   void tell_refusal(const std::string& reason);
-  bool reads_devices(std::optional<wire::ConnectionId> in_use);
+  bool reads_device(std::optional<wire::ConnectionId> in_use, int device);
   std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
                                    std::size_t bytes);
   void perform(rpc::PassSegments& action);

@@ -302,6 +302,9 @@ void RpcPeer::perform(rpc::CreditRaised& action) {
 }
 
 void RpcPeer::perform(rpc::ServiceMessage& action) {
+  for (const Buffer& part : action.payload.parts) {
+    if (device::block_of(part) != nullptr) wire::fail("a service's message in a device's memory");
+  }
   record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
          to_string(action.service));
   router_.dispatch(action.service, action.from, action.from_name, action.payload);
@@ -372,19 +375,19 @@ std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
   return hold(node_.take_standing(io::now(), peer, bytes), bytes);
 }
 
-bool RpcPeer::reads_devices(const std::string& peer) {
+bool RpcPeer::reads_device(const std::string& peer, int device) {
   const Engine::Lock lock = context_->lock();
-  return reads_devices(node_.connection_in_use(io::now(), peer));
+  return reads_device(node_.connection_in_use(io::now(), peer), device);
 }
 
-bool RpcPeer::reads_devices(const Uid& peer) {
+bool RpcPeer::reads_device(const Uid& peer, int device) {
   const Engine::Lock lock = context_->lock();
-  return reads_devices(node_.connection_in_use(io::now(), peer));
+  return reads_device(node_.connection_in_use(io::now(), peer), device);
 }
 
-bool RpcPeer::reads_devices(std::optional<wire::ConnectionId> in_use) {
+bool RpcPeer::reads_device(std::optional<wire::ConnectionId> in_use, int device) {
   const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
-  return connection != nullptr && connection->reads_devices();
+  return connection != nullptr && connection->reads_device(device);
 }
 
 std::optional<PlacedMemory> RpcPeer::hold(

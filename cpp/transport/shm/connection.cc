@@ -140,6 +140,7 @@ bool ShmConnection::poll() {
     something |= receive();
     if (grants_->changed()) tell_grant_segments();
     if (lent_.changed()) lent_.tell_retired(socket_.get());
+    if (heard_) borrowed_.tell_devices(socket_.get());
   });
   return something;
 }
@@ -310,8 +311,13 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
       return filler_.retire_segment(notice.segment);
     case NoticeKind::lend:
       return borrowed_.add(notice.segment, std::move(message.descriptors[0]));
+    case NoticeKind::lend_of_device:
+      return borrowed_.add_block(notice.segment, notice.key, notice.bytes,
+                                 std::move(message.descriptors[0]));
     case NoticeKind::unlend:
       return borrowed_.remove(notice.segment);
+    case NoticeKind::receives:
+      return lent_.peer_receives(notice.key);
     case NoticeKind::share:
       return tell_shared(notice.key, std::move(message.descriptors));
     case NoticeKind::greeting:

@@ -56,6 +56,7 @@ class ShmConnection final : public Connection,
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
   MutableBuffer grant_memory(const wire::GrantPlace& place) override;
+  bool reads_device(int device) const override { return lent_.may_lend_of(device); }
   bool pass_segment(std::uint64_t segment) override;
   Buffer map_loan(const wire::LoanPlace& place) override;
   bool share(const Uid& key, std::span<const int> descriptors) override;

@@ -1,19 +1,21 @@
 #include "transport/shm/lending.h"
 
+#include <bit>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "base/barrier.h"
 #include "base/error.h"
 #include "transport/shm/notice.h"
 
 namespace moolink::transport::shm {
 namespace {
 
-bool tell(int socket, NoticeKind kind, std::uint64_t number, std::span<const int> descriptors) {
-  Notice notice;
-  notice.kind = kind;
-  notice.segment = number;
+constexpr std::size_t kMostDevices = 64;
+
+bool tell(int socket, const Notice& notice, std::span<const int> descriptors = {}) {
   try {
     return send_notice(socket, notice, descriptors);
   } catch (const Exception&) {
@@ -21,39 +23,113 @@ bool tell(int socket, NoticeKind kind, std::uint64_t number, std::span<const int
   }
 }
 
+bool is_block(std::uint64_t number) { return (number & wire::kDeviceSegments) != 0; }
+
+std::shared_ptr<const device::Block> block_of(std::uint64_t number) {
+  return device::block_numbered(number & ~wire::kDeviceSegments);
+}
+
+void check_place(const wire::LoanPlace& place, std::size_t size) {
+  if (place.offset <= size && place.bytes <= size - place.offset) return;
+  throw Exception(ErrorCode::wire, "a loan of " + std::to_string(place.bytes) + " bytes at " +
+                                       std::to_string(place.offset) +
+                                       " is not within its segment of " + std::to_string(size) +
+                                       " bytes");
+}
+
 }  // namespace
+
+// --- the lender
 
 bool LentSegments::pass(int socket, std::uint64_t number, std::size_t most) {
   if (passed_.contains(number)) return true;
-  if (pool_ == nullptr || passed_.size() >= most) return false;
-  const auto segment = pool_->segment(number);
-  if (segment == nullptr) return false;
-  const int descriptor = segment->descriptor();
-  if (!tell(socket, NoticeKind::lend, number, {&descriptor, 1})) return false;
+  if (passed_.size() >= most) return false;
+  if (is_block(number)) {
+    if (!pass_block(socket, number)) return false;
+  } else {
+    const auto segment = pool_ == nullptr ? nullptr : pool_->segment(number);
+    if (segment == nullptr) return false;
+    const int descriptor = segment->descriptor();
+    if (!tell(socket, {.kind = NoticeKind::lend, .segment = number}, {&descriptor, 1}))
+      return false;
+  }
   passed_.insert(number);
   return true;
 }
 
+bool LentSegments::pass_block(int socket, std::uint64_t number) const {
+  const std::shared_ptr<const device::Block> block = block_of(number);
+  if (block == nullptr || !may_lend_of(block->device())) return false;
+  Descriptor shared;
+  const auto share = [&] { shared = block->share(); };
+  if (!guard(share, [](const Error&) {})) return false;  // the bytes go through the host's memory
+  const int descriptor = shared.get();
+  return tell(socket,
+              {.kind = NoticeKind::lend_of_device,
+               .segment = number,
+               .key = block->device_uid(),
+               .bytes = block->bytes()},
+              {&descriptor, 1});
+}
+
+void LentSegments::peer_receives(const Uid& device) {
+  devices_.insert(device);
+  if (devices_.size() > kMostDevices) {
+    throw Exception(ErrorCode::wire, "a peer receives on more devices than a machine has");
+  }
+}
+
+bool LentSegments::may_lend_of(int device) const {
+  device::Devices* devices = device::Devices::process_if_used();
+  return !devices_.empty() && devices != nullptr && devices->sharing_refusal(device).empty() &&
+         devices_.contains(devices->uid(device));
+}
+
+bool LentSegments::is_there(std::uint64_t number) const {
+  return is_block(number) ? block_of(number) != nullptr : pool_->segment(number) != nullptr;
+}
+
+std::uint64_t LentSegments::retired() const {
+  return device::blocks_gone() + (pool_ == nullptr ? 0 : pool_->retired());
+}
+
 void LentSegments::tell_retired(int socket) {
-  const std::uint64_t seen = pool_->retired();
+  const std::uint64_t seen = retired();
   for (auto passed = passed_.begin(); passed != passed_.end();) {
-    if (pool_->segment(*passed) != nullptr) {
+    if (is_there(*passed)) {
       ++passed;
       continue;
     }
-    if (!tell(socket, NoticeKind::unlend, *passed, {})) return;
+    if (!tell(socket, {.kind = NoticeKind::unlend, .segment = *passed})) return;
     passed = passed_.erase(passed);
   }
   seen_ = seen;
 }
 
-void BorrowedSegments::add(std::uint64_t number, Descriptor descriptor) {
-  if (segments_.contains(number) || segments_.size() >= kMaxSegments) {
+// --- the borrower
+
+void BorrowedSegments::insert(std::uint64_t number, Segment segment) {
+  if (segments_.size() >= kMaxSegments || !segments_.emplace(number, std::move(segment)).second) {
     throw Exception(ErrorCode::wire, "a peer lent segment " + std::to_string(number) +
                                          " twice, or more segments than are allowed");
   }
-  segments_.emplace(number, memory::BorrowedSegment::map(std::move(descriptor),
-                                                         memory::LendingPool::kLargestBlock));
+}
+
+void BorrowedSegments::add(std::uint64_t number, Descriptor descriptor) {
+  insert(number,
+         memory::BorrowedSegment::map(std::move(descriptor), memory::LendingPool::kLargestBlock));
+}
+
+void BorrowedSegments::add_block(std::uint64_t number, const Uid& device, std::uint64_t bytes,
+                                 Descriptor descriptor) {
+  device::Devices* devices = device::Devices::process_if_used();
+  const std::optional<int> here = devices == nullptr ? std::nullopt : devices->find(device);
+  if (!here || bytes > memory::LendingPool::kLargestBlock) {
+    throw Exception(ErrorCode::wire,
+                    "a peer lent memory of a device on which nothing is received here, or more "
+                    "than a device has");
+  }
+  insert(number, SharedBlock{*here, bytes, std::move(descriptor), nullptr});
 }
 
 void BorrowedSegments::remove(std::uint64_t number) {
@@ -69,15 +145,34 @@ Buffer BorrowedSegments::at(const wire::LoanPlace& place) {
     throw Exception(ErrorCode::wire, "a loan lies in segment " + std::to_string(place.segment) +
                                          ", which the peer never lent");
   }
-  if (auto next = found->second->successor()) found->second = std::move(next);
-  memory::BorrowedSegment& segment = *found->second;
-  if (place.offset > segment.size() || place.bytes > segment.size() - place.offset) {
-    throw Exception(ErrorCode::wire, "a loan of " + std::to_string(place.bytes) + " bytes at " +
-                                         std::to_string(place.offset) +
-                                         " is not within its segment of " +
-                                         std::to_string(segment.size()) + " bytes");
+  return std::visit([&](auto& segment) { return buffer(segment, place); }, found->second);
+}
+
+Buffer BorrowedSegments::buffer(std::shared_ptr<memory::BorrowedSegment>& segment,
+                                const wire::LoanPlace& place) {
+  if (auto next = segment->successor()) segment = std::move(next);
+  check_place(place, segment->size());
+  return segment->buffer(place.offset, static_cast<std::size_t>(place.bytes));
+}
+
+Buffer BorrowedSegments::buffer(SharedBlock& shared, const wire::LoanPlace& place) {
+  check_place(place, shared.bytes);
+  if (shared.block == nullptr) {
+    shared.block = device::Block::map(device::Devices::process(), shared.device,
+                                      std::move(shared.descriptor), shared.bytes);
   }
-  return segment.buffer(place.offset, static_cast<std::size_t>(place.bytes));
+  return {shared.block, shared.block->data() + place.offset, static_cast<std::size_t>(place.bytes)};
+}
+
+void BorrowedSegments::tell_devices(int socket) {
+  device::Devices* devices = device::Devices::process_if_used();
+  std::uint64_t untold = devices == nullptr ? 0 : devices->receiving() & ~told_;
+  while (untold != 0) {
+    const int device = std::countr_zero(untold);
+    if (!tell(socket, {.kind = NoticeKind::receives, .key = devices->uid(device)})) return;
+    told_ |= std::uint64_t{1} << device;
+    untold &= untold - 1;
+  }
 }
 
 }  // namespace moolink::transport::shm

@@ -14,12 +14,14 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
       return count == 2;
     case NoticeKind::segment:
     case NoticeKind::lend:
+    case NoticeKind::lend_of_device:
       return count == 1;
     case NoticeKind::share:
       return count > 0;
     case NoticeKind::retire:
     case NoticeKind::bye:
     case NoticeKind::unlend:
+    case NoticeKind::receives:
       return count == 0;
   }
   return false;

@@ -19,23 +19,26 @@ enum class NoticeKind : std::uint8_t {
   bye,       // the end of file that follows is intended, and no sign of death
   lend,      // loans will use this segment; descriptors: the segment
   unlend,    // no loan will use that segment any more
+  receives,  // arrays are received on this CUDA device: its memory may be lent
+  lend_of_device,  // like lend, of so many bytes of a device's memory
 };
-constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::unlend; }
+constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::lend_of_device; }
 
 inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
-inline constexpr std::uint32_t kNoticeVersion = 2;
+inline constexpr std::uint32_t kNoticeVersion = 3;
 
 struct Notice {
   std::uint32_t magic = kNoticeMagic;
   std::uint32_t version = kNoticeVersion;
   NoticeKind kind = NoticeKind::bye;
-  // segment, retire: its number in the connection; lend, unlend: in its lender's pool
+  // segment, retire: its number in the connection; lend, unlend, lend_of_device: its lender's
   std::uint64_t segment = 0;
-  Uid key;  // share
+  Uid key{};                // share; receives, lend_of_device: the device
+  std::uint64_t bytes = 0;  // lend_of_device
 
   template <class Fields>
   void fields(Fields& f) {
-    f(magic, version, kind, segment, key);
+    f(magic, version, kind, segment, key, bytes);
   }
 };
 

@@ -206,7 +206,7 @@ void VerbsConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   environment_.loop.wake();
 }
 
-bool VerbsConnection::reads_devices() const {
+bool VerbsConnection::reads_device(int /*device*/) const {
   return device_->port().gpudirect && device_->sources().refuses_devices().empty();
 }
 

@@ -63,7 +63,7 @@ class VerbsConnection final : public Connection,
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
-  bool reads_devices() const override;
+  bool reads_device(int device) const override;
   std::string refusal_of(const Buffer& bytes) override;
 
   bool poll() override;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -108,6 +109,84 @@ TEST("device: a block is exported whole, or CUDA's reason is told") {
   CHECK(told.find("dmabuf") != std::string::npos && told.find("cuda:1") != std::string::npos);
   fake::fail_next("allocate", 2);
   CHECK_THROWS(allocate(all, 1, std::size_t{1} << 30), ErrorCode::error);
+}
+
+// A process that shares its memory, and its memory with a pattern in it.
+Devices& sharing() {
+  static const Driver& driver = *new Driver(fake::driver());
+  return *new Devices(driver, {}, true);
+}
+
+Buffer filled(Devices& all, int device, std::size_t size, int seed) {
+  std::vector<std::byte> from(size);
+  for (std::size_t i = 0; i < size; ++i) from[i] = static_cast<std::byte>(i * 7 + i / 251 + seed);
+  const MutableBuffer memory = allocate(all, device, size);
+  const Transfer transfer{from.data(), memory.data(), size};
+  all.stream(device)->copy_to_device({&transfer, 1});
+  return memory;
+}
+
+bool same_bytes(const Buffer& a, const Buffer& b) {
+  HeapAllocator heap;
+  const Buffer left = copy_to_host(a, heap);
+  const Buffer right = copy_to_host(b, heap);
+  return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size()) == 0;
+}
+
+TEST("device: a shared block is mapped elsewhere, and outlives its maker") {
+  Devices& maker = sharing();
+  Devices& other = sharing();
+  CHECK_EQ(maker.sharing_refusal(1), "");
+  Buffer made = filled(maker, 1, 3'000'000, 1);
+  std::optional<Place> place = place_of(made);
+  CHECK(place && place->block != 0 && place->offset == 0);
+  CHECK_EQ(place_of(made.slice(100, 5))->offset, std::size_t{100});
+  CHECK(block_numbered(place->block) == block_of(made));
+  std::shared_ptr<const Block> own = block_of(made);
+  std::shared_ptr<const Block> mapped = Block::map(other, 1, own->share(), own->bytes());
+  CHECK(mapped->data() != own->data());
+  CHECK_EQ(mapped->number(), 0u);  // its maker shares it, nobody else
+  const Buffer seen(mapped, mapped->data(), made.size());
+  CHECK(block_of(seen) == mapped && !place_of(seen));
+  CHECK(same_bytes(seen, made));
+  const Buffer again = filled(maker, 1, 3'000'000, 1);
+  const std::uint64_t gone = blocks_gone();
+  place->lent->store(true);
+  std::weak_ptr<const Block> watch = own;
+  own.reset();
+  made = {};
+  place->lent.reset();
+  CHECK(watch.expired());  // not used again: somebody may be reading it
+  CHECK_EQ(blocks_gone(), gone + 1);
+  CHECK(block_numbered(place->block) == nullptr);
+  CHECK(same_bytes(seen, again));
+}
+
+TEST("device: where memory cannot be shared, blocks are of the old kind") {
+  Devices& unasked = devices();
+  CHECK(unasked.sharing_refusal(0).find("MOOLINK_CUDA_IPC") != std::string::npos);
+  CHECK(!place_of(allocate(unasked, 0, 300'000)));
+  CHECK_EQ(unasked.receives(0), "");
+  CHECK_EQ(unasked.receiving(), 0u);
+  for (const char* function : {"memory_create", "memory_export", "memory_import", "set_access"}) {
+    Devices& all = sharing();
+    fake::fail_next(function, kNotSupported);
+    CHECK(all.receives(1).find("cuda:1") != std::string::npos);
+    CHECK_EQ(all.receiving(), 0u);
+    CHECK(!place_of(filled(all, 1, 300'000, 0)));
+  }
+  Driver& old = *new Driver(fake::driver());
+  old.memory_import = nullptr;
+  CHECK(!place_of(allocate(*new Devices(old, {}, true), 0, 300'000)));
+}
+
+TEST("device: devices are known by their UUIDs once something is received on them") {
+  Devices& all = sharing();
+  CHECK(!all.find(all.uid(1)));
+  CHECK_EQ(all.receives(1), "");
+  CHECK_EQ(all.receiving(), 2u);
+  CHECK_EQ(all.find(all.uid(1)).value(), 1);
+  CHECK(!all.find(all.uid(0)) && !all.find(Uid{1, 2}));
 }
 
 TEST("device: a driver that is too old for dmabufs serves for all else") {

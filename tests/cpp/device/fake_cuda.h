@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "base/buffer.h"
 #include "check.h"
 #include "device/block.h"
@@ -19,6 +21,7 @@ inline void* library() {
 
 inline Devices& load() {
   library();
+  setenv("MOOLINK_CUDA_IPC", "1", 1);
   return Devices::process();
 }
 

@@ -1,6 +1,7 @@
 #include "fake_driver.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -36,6 +37,7 @@ namespace {
 constexpr Status kInvalidValue = 1;
 constexpr Status kNoMemory = 2;
 constexpr Status kInvalidContext = 201;
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
 // A device's memory has an address that the processor cannot read, and another one for the driver's
 // own copies.
@@ -43,6 +45,13 @@ struct Allocation {
   std::byte* readable = nullptr;
   std::size_t bytes = 0;
   int descriptor = -1;
+  bool accessible = true;  // to the device
+};
+
+// Memory of a handle: a file that processes can share.
+struct Created {
+  int descriptor = -1;
+  std::size_t bytes = 0;
 };
 
 struct State {
@@ -53,6 +62,8 @@ struct State {
   std::vector<std::unique_ptr<CudaEvent>> events;
   std::map<void*, std::size_t> pinned;
   std::map<std::byte*, Allocation> memory;  // of devices
+  std::map<MemoryHandle, Created> created;
+  MemoryHandle last_handle = 0;
   std::map<std::string, int> calls;
   std::map<std::string, std::pair<Status, int>> failures;
 };
@@ -90,6 +101,7 @@ void* readable(Address address) {
   const auto found = allocation_of(address);
   auto* at = reinterpret_cast<std::byte*>(address);
   if (found == state().memory.end()) return at;
+  if (!found->second.accessible) std::abort();
   return found->second.readable + (at - found->first);
 }
 
@@ -297,6 +309,108 @@ EXPORTED Status cuMemGetHandleForAddressRange(void* handle, Address memory, std:
     const bool whole = found != state().memory.end() && found->second.bytes == bytes;
     if (!whole || type != kRangeDmaBuf) return kInvalidValue;
     *static_cast<int*>(handle) = dup(found->second.descriptor);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuDeviceGetUuid_v2(DeviceUuid* uuid, int device) {
+  return Call("device_uuid")([&] {
+    std::memset(uuid->bytes, device, sizeof uuid->bytes);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
+  return Call("device_attribute")([&] {
+    *value = attribute == kSharesDescriptors ? 1 : 0;
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemCreate(MemoryHandle* handle, std::size_t bytes,
+                            const MemoryProperties* properties, unsigned long long) {
+  return Call("memory_create").in_context([&] {
+    const bool known = properties->handle_types == kHandleDescriptor &&
+                       properties->location.device >= 100 && bytes % kGranularity == 0;
+    if (!known) return kInvalidValue;
+    const int descriptor = memfd_create("shared memory of a fake device", MFD_CLOEXEC);
+    if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return kNoMemory;
+    *handle = ++state().last_handle;
+    state().created[*handle] = {descriptor, bytes};
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemRelease(MemoryHandle handle) {
+  return Call("memory_release")([&] {
+    const auto node = state().created.extract(handle);
+    if (node.empty()) return kInvalidValue;
+    close(node.mapped().descriptor);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemExportToShareableHandle(void* descriptor, MemoryHandle handle, int type,
+                                             unsigned long long) {
+  return Call("memory_export").in_context([&] {
+    const auto found = state().created.find(handle);
+    if (found == state().created.end() || type != kHandleDescriptor) return kInvalidValue;
+    *static_cast<int*>(descriptor) = dup(found->second.descriptor);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemImportFromShareableHandle(MemoryHandle* handle, void* descriptor, int type) {
+  return Call("memory_import").in_context([&] {
+    const int own = dup(static_cast<int>(reinterpret_cast<std::uintptr_t>(descriptor)));
+    struct stat status{};
+    if (own < 0 || fstat(own, &status) != 0 || type != kHandleDescriptor) return kInvalidValue;
+    *handle = ++state().last_handle;
+    state().created[*handle] = {own, static_cast<std::size_t>(status.st_size)};
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemAddressReserve(Address* address, std::size_t bytes, std::size_t, Address,
+                                    unsigned long long) {
+  return Call("address_reserve").in_context([&] {
+    void* reserved = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (reserved == MAP_FAILED) return kNoMemory;
+    *address = reinterpret_cast<std::uintptr_t>(reserved);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemAddressFree(Address address, std::size_t bytes) {
+  return Call("address_free")([&] {
+    if (allocation_of(address) != state().memory.end()) return kInvalidValue;  // still mapped
+    return munmap(reinterpret_cast<void*>(address), bytes) == 0 ? kSuccess : kInvalidValue;
+  });
+}
+EXPORTED Status cuMemMap(Address address, std::size_t bytes, std::size_t offset,
+                         MemoryHandle handle, unsigned long long) {
+  return Call("map").in_context([&] {
+    const auto found = state().created.find(handle);
+    if (found == state().created.end() || offset != 0 || bytes > found->second.bytes) {
+      return kInvalidValue;
+    }
+    Allocation mapped{nullptr, bytes, dup(found->second.descriptor), false};
+    mapped.readable = static_cast<std::byte*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, found->second.descriptor, 0));
+    state().memory[reinterpret_cast<std::byte*>(address)] = mapped;
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemUnmap(Address address, std::size_t bytes) {
+  return Call("unmap")([&] {
+    const auto found = allocation_of(address);
+    if (found == state().memory.end() || found->second.bytes != bytes) return kInvalidValue;
+    munmap(found->second.readable, bytes);
+    close(found->second.descriptor);
+    state().memory.erase(found);
+    return kSuccess;
+  });
+}
+EXPORTED Status cuMemSetAccess(Address address, std::size_t bytes, const MemoryAccess* access,
+                               std::size_t count) {
+  return Call("set_access").in_context([&] {
+    const auto found = allocation_of(address);
+    const bool known = found != state().memory.end() && found->second.bytes == bytes &&
+                       count == 1 && access->rights == kReadWrite;
+    if (!known) return kInvalidValue;
+    found->second.accessible = true;
     return kSuccess;
   });
 }

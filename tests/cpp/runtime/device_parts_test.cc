@@ -2,8 +2,10 @@
 
 #include "runtime/peer/device_parts.h"
 
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <variant>
 #include <vector>
 
@@ -61,10 +63,13 @@ class Echo {
   Echo(const Echo&) = delete;
   Echo& operator=(const Echo&) = delete;
 
+  RpcPeer& server() { return *peers_[0]; }
   RpcPeer& client() { return *peers_[1]; }
   rpc::Reply call(std::vector<Buffer> parts) {
-    wire::Payload arguments{HeapAllocator().allocate(8), std::move(parts)};
-    const auto future = client().call("server", "echo", std::move(arguments), kCallTimeout, 1);
+    return call("echo", {HeapAllocator().allocate(8), std::move(parts)});
+  }
+  rpc::Reply call(const std::string& function, wire::Payload arguments) {
+    const auto future = client().call("server", function, std::move(arguments), kCallTimeout, 1);
     CHECK(future->wait(io::now() + kCallTimeout, {}));
     return future->outcome();
   }
@@ -87,8 +92,59 @@ TEST("device: parts of calls arrive by tcp and by shared memory, small and large
       CHECK_EQ(answer.parts.size(), std::size_t{2});
       for (const Buffer& part : answer.parts) CHECK(same_bytes(part, expected));
     }
-    CHECK(!echo.client().reads_devices("server"));
+    CHECK(!echo.client().reads_device("server", 0));
   }
+}
+
+// As an encoder names it.
+wire::LentPart lent_block(const Buffer& bytes, std::uint32_t part) {
+  auto place = device::place_of(bytes);
+  CHECK(place.has_value());
+  return {part, place->block | wire::kDeviceSegments, place->offset, false, std::move(place->lent)};
+}
+
+TEST("device: a part is lent within the host to a peer that receives on its device") {
+  device::Devices& devices = device::fake::load();
+  Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
+  const Buffer expected = pattern(5'000'000);
+  CHECK_EQ(devices.receives(1), "");
+  while (!echo.client().reads_device("server", 1)) echo.call({expected});
+  std::atomic<bool> on_device{false};
+  std::shared_ptr<std::atomic<bool>> out;
+  echo.server().define("look", [&](const Incoming& call) {
+    const auto block = device::block_of(call.arguments.parts.at(0));
+    on_device = block != nullptr && block->device() == 1;
+    call.responder->send(call.arguments);
+  });
+  for (int i = 0; i < 3; ++i) {
+    Buffer bytes = device::fake::on_device(expected, 1);
+    const std::shared_ptr<const device::Block> block = device::block_of(bytes);
+    wire::Payload arguments{HeapAllocator().allocate(8), {bytes}, {lent_block(bytes, 0)}};
+    bytes = {};
+    const auto answer = echo.call("look", std::move(arguments));
+    CHECK(on_device);
+    CHECK(same_bytes(std::get<wire::Payload>(answer).parts.at(0), expected));
+    // Returned, and used again.
+    const Time until = io::now() + kCallTimeout;
+    while (block->lent() && io::now() < until) std::this_thread::yield();
+    CHECK(!block->lent());
+  }
+}
+
+TEST("device: a body in a device's memory ends the session") {
+  device::Devices& devices = device::fake::load();
+  Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
+  const Buffer expected = pattern(5'000'000);
+  CHECK_EQ(devices.receives(1), "");
+  while (!echo.client().reads_device("server", 1)) echo.call({expected});
+  // An honest peer never does this: its body is lent as if it were one of its parts.
+  const Buffer bytes = device::fake::on_device(expected, 1);
+  wire::Payload arguments{bytes, {}, {}};
+  wire::LentPart lent = lent_block(bytes, 0);
+  --lent.part;  // with_head() raises it to 0, the body
+  arguments.lent.push_back(std::move(lent));
+  const auto outcome = echo.call("echo", std::move(arguments));
+  CHECK(std::holds_alternative<Error>(outcome));
 }
 
 TEST(

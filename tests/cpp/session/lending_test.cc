@@ -64,13 +64,13 @@ struct Lending {
     }
   }
 
-  // Lends `memory`, which lies at 4096 in segment 7; the body is small.
+  // Lends `memory`, which lies at 4096 in the segment; the body is small.
   void lend() {
     OutgoingMessage message;
     message.kind = 1;
     message.payload.body = bytes_of(10);
     message.payload.parts = {bytes_of(5), Buffer(lenders, memory.data(), memory.size())};
-    message.payload.lent = {{1, 7, 4096}};
+    message.payload.lent = {{1, segment, 4096, false, out}};
     lenders.reset();
     CHECK(a.session.send(now, std::move(message)));
   }
@@ -82,6 +82,8 @@ struct Lending {
   Buffer memory = bytes_of(kBytes);
   std::shared_ptr<int> lenders = std::make_shared<int>();
   std::weak_ptr<int> watch = lenders;
+  std::shared_ptr<std::atomic<bool>> out = std::make_shared<std::atomic<bool>>(false);
+  std::uint64_t segment = 7;
   bool can_pass = true;
   Error mapping_error;
   PassSegments passed;
@@ -108,6 +110,7 @@ TEST("a loan is mapped, outlives the acknowledgement, and ends with its return")
   CHECK(!pair.watch.expired());
   CHECK_EQ(pair.a.session.loans_given(), 1u);
   CHECK_EQ(pair.b.session.loans_held(), 1u);
+  CHECK(*pair.out);
   const std::uint64_t loans[] = {map.place.loan};
   pair.b.session.return_loans(pair.now, map.session + 1, loans);  // of an earlier session
   pair.exchange();
@@ -116,6 +119,7 @@ TEST("a loan is mapped, outlives the acknowledgement, and ends with its return")
   pair.b.session.return_loans(pair.now, map.session, loans);  // nothing is left to return
   pair.exchange();
   CHECK(pair.watch.expired());
+  CHECK(!*pair.out);
   CHECK_EQ(pair.a.session.loans_given(), 0u);
   CHECK_EQ(pair.b.session.loans_held(), 0u);
   CHECK(pair.a.lost.empty() && pair.b.lost.empty());
@@ -161,6 +165,18 @@ TEST("the end of a session gives every loan back") {
   CHECK(!pair.watch.expired());
   pair.a.session.end(make_error(ErrorCode::peer_lost, "gone"), false);
   CHECK(pair.watch.expired());  // before anybody is told that it ended
+  CHECK(*pair.out);             // the peer may still read it
+}
+
+TEST("a captured part that could not be lent is like any other") {
+  Lending pair;
+  pair.memory = bytes_of(1000);
+  pair.segment = wire::kDeviceSegments | 7;
+  pair.lend();
+  pair.exchange();
+  CHECK_EQ(pair.b.delivered.size(), 1u);
+  CHECK(pair.b.delivered.at(0).payload.lent.empty());
+  CHECK(!*pair.out);
 }
 
 TEST("small parts are not lent") {

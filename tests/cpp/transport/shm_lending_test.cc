@@ -10,6 +10,8 @@
 
 #include "check.h"
 #include "conformance.h"
+#include "device/block.h"
+#include "device/fake_cuda.h"
 #include "memory/lending_pool.h"
 #include "shm_subject.h"
 #include "transport/shm/lending.h"
@@ -158,6 +160,73 @@ TEST("shm: a peer that may not be ready is lent a few segments only") {
     CHECK(lender.connection().pass_segment(lender.place_of(block).segment));
     CHECK(borrower.connection().map_loan(lender.place_of(block)).size() == block.size());
   }
+}
+
+// Says that this process receives on the device, and waits until both sides know it.
+bool tell_that_it_receives(Side& lender, Side& borrower, int device) {
+  device::Devices& devices = device::fake::load();
+  CHECK_EQ(devices.receives(device), "");
+  borrower.send(conformance::message_frame(1, 10));
+  lender.send(conformance::message_frame(1, 10));
+  return wait_until(lender, borrower, [&] { return lender.connection().reads_device(device); });
+}
+
+TEST("shm: a block of a device is lent to a peer that receives there, beyond the connection") {
+  Side lender;
+  Side borrower;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
+  CHECK(!lender.connection().reads_device(1));
+  if (!tell_that_it_receives(lender, borrower, 1)) return;
+  CHECK(!lender.connection().reads_device(0));
+  const Buffer expected = pattern(3'000'000, 5);
+  Buffer block = device::fake::on_device(expected, 1);
+  std::optional<device::Place> found = device::place_of(block);
+  CHECK(found.has_value());
+  const std::uint64_t segment = found->block | wire::kDeviceSegments;
+  const wire::LoanPlace place{1, segment, 1000, 2'000'000};
+  CHECK(lender.connection().pass_segment(segment));
+  CHECK(lender.connection().pass_segment(segment));
+  const Buffer mapped = borrower.connection().map_loan(place);
+  CHECK(device::block_of(mapped) != nullptr && mapped.data() != block.data() + 1000);
+  HeapAllocator heap;
+  CHECK(same_bytes(device::copy_to_host(mapped, heap), expected.slice(1000, 2'000'000)));
+  for (const wire::LoanPlace bad :
+       {wire::LoanPlace{1, segment + 1, 0, 10}, wire::LoanPlace{1, segment, 1u << 30, 10},
+        wire::LoanPlace{1, segment, 10, ~std::uint64_t{0}}}) {
+    CHECK_THROWS(borrower.connection().map_loan(bad), ErrorCode::wire);
+  }
+  // Freed by its lender, it is taken back, and stays what it was where it is mapped.
+  found->lent->store(true);
+  found->lent.reset();
+  block = {};
+  CHECK(!lender.connection().pass_segment(found->block + 1));
+  lender.turn();
+  borrower.turn();
+  CHECK_THROWS(borrower.connection().map_loan(place), ErrorCode::wire);
+  lender.connection().close();
+  wait_until(lender, borrower, [&] { return borrower.closures.size() == 1; });
+  CHECK(same_bytes(device::copy_to_host(mapped, heap), expected.slice(1000, 2'000'000)));
+}
+
+TEST("shm: a block that CUDA does not share is not lent; one that it does not map is an error") {
+  Side lender;
+  Side borrower;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
+  if (!tell_that_it_receives(lender, borrower, 0)) return;
+  const Buffer block = device::fake::on_device(pattern(3'000'000, 5), 0);
+  const std::uint64_t segment = device::place_of(block)->block | wire::kDeviceSegments;
+  device::fake::fail_next("memory_export", 801, 1);
+  CHECK(!lender.connection().pass_segment(segment));
+  CHECK(lender.connection().pass_segment(segment));
+  device::fake::fail_next("memory_import", 2, 1);
+  CHECK_THROWS(borrower.connection().map_loan({1, segment, 0, 100}), ErrorCode::error);
+}
+
+TEST("lending: a borrower takes blocks only of devices on which it receives") {
+  device::fake::load();
+  BorrowedSegments borrowed;
+  CHECK_THROWS(borrowed.add_block(wire::kDeviceSegments | 1, Uid{1, 2}, 1 << 21, Descriptor()),
+               ErrorCode::wire);
 }
 
 }  // namespace shm_lending_test

@@ -270,8 +270,8 @@ const OnDevice direct("parts are written from a CUDA device's memory, registered
   Pair pair(subject_with(table, 3, true), subject_with(real()));
   if (!pair.connected) return;
   blocks_registered = 0;
-  CHECK(pair.a.connection().reads_devices());
-  CHECK(!pair.b.connection().reads_devices());  // it was not asked to
+  CHECK(pair.a.connection().reads_device(0));
+  CHECK(!pair.b.connection().reads_device(0));  // it was not asked to
   for (const std::size_t size : {300'000, 5 << 20, 300'000, 5 << 20}) {
     const Buffer bytes = pattern(size, size);
     const Buffer sent = device::fake::on_device(bytes, 1);
@@ -287,10 +287,10 @@ const OnDevice refused(
       const auto refusal = [&](const Library& table, bool wanted) {
         Pair pair(subject_with(table, 2, wanted), subject_with(real()));
         if (!pair.connected) return std::string();
-        CHECK_EQ(pair.a.connection().reads_devices(), wanted);  // nothing was tried yet
+        CHECK_EQ(pair.a.connection().reads_device(0), wanted);  // nothing was tried yet
         const Buffer sent = device::fake::on_device(bytes, 0);
         std::string reason = pair.a.connection().refusal_of(sent);
-        CHECK(!pair.a.connection().reads_devices());
+        CHECK(!pair.a.connection().reads_device(0));
         const auto grant = pair.b.connection().allocate_grant(bytes.size());
         if (wanted) {
           CHECK_THROWS(pair.a.connection().fill_grant(grant->place, sent), ErrorCode::error);
