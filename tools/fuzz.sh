@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets of tests/fuzz with clang's libFuzzer, ASan and UBSan and runs them:
 #   tools/fuzz.sh SECONDS [TARGET...]     so long each (all targets), one on each processor
-# Each source is compiled alone here, which shows an include that one of them lacks.
 # The times are those of a clock: a fuzzer that is stopped for long calls its input slow.
 # FUZZ_SEED=N makes a run repeatable; FUZZ_KEEP=1 adds what was new to tests/fuzz/corpus, minimised.
 # A finding is written to tests/fuzz/regressions/TARGET, where the ordinary tests replay it.
@@ -23,7 +22,7 @@ then
 fi
 $bin/cmake -S . -B $build -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
   -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMOOLINK_FUZZERS=ON \
-  -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF -DMOOLINK_UNITY=OFF >/dev/null
+  -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_PYTHON=OFF >/dev/null
 if [ $# -eq 0 ]; then
   for source in tests/fuzz/fuzz_*.cc; do
     name=$(basename "$source" .cc)

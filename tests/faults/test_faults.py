@@ -43,7 +43,15 @@ def test_death_of_a_joining_peer_at_every_crash_point(storm: Storm) -> None:
     assert storm.finish()["kills"] == len(JOINER_POINTS)
 
 
-@pytest.mark.parametrize("point", LEADER_POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        point
+        if point in ("cut.sent", "snapshot.sent")
+        else pytest.param(point, marks=pytest.mark.nightly)
+        for point in LEADER_POINTS
+    ],
+)
 def test_death_of_the_leader_at_a_crash_point(storm: Storm, point: str) -> None:
     storm.crash_leader(point)
     storm.finish()

@@ -1,5 +1,6 @@
 """The whole job through the real path: `moolink run`, a broker, peers, the accumulator."""
 
+import contextlib
 import csv
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 
 from examples.common import checkpoint
 from tests.learning.processes import broker, finish, read_until, run, start
-from tests.processes import kill
+from tests.processes import kill, killed_at_the_end
 
 LEARNER = ["-m", "examples.torch.impala"]
 CATCH = ["--env-id", "moolink/Catch-v0", "--log-interval", "1"]
@@ -65,25 +66,35 @@ def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
     assert mean >= 0.9
 
 
-def test_a_newcomer_joins_by_hand(tmp_path):
+@contextlib.contextmanager
+def by_hand(tmp_path, *arguments):
     """A broker, a peer, and later another that gets the first one's state."""
-    with broker() as address:
+    with broker() as address, killed_at_the_end() as started:
         common = [*LEARNER, *CATCH, "--connect", address, "--group", "by-hand"]
         common += ["--num-peers", "2", "--total-steps", "100000000"]
-        first = start(*common, "--save-dir", str(tmp_path / "first"), "--name", "first")
-        try:
-            read_until(first, "of 1 peer |")
-            arguments = ["--name", "second", "--peer-index", "1", "--max-seconds", "40"]
-            second = start(*common, "--save-dir", str(tmp_path / "second"), *arguments)
-            read_until(first, "of 2 peers |")
-            outputs = [finish(second), finish(first)]
-        finally:
-            first.kill()
-            first.wait()
+        for index, name in enumerate(("first", "second")):
+            own = ["--name", name, "--peer-index", str(index), "--save-dir", str(tmp_path / name)]
+            started.append(start(*common, *own, *(arguments if name == "second" else ())))
+            read_until(started[0], f"of {index + 1} peer")
+        yield started
+
+
+def test_a_newcomer_joins_by_hand_and_leaves(tmp_path):
+    with by_hand(tmp_path) as (first, second):
+        second.send_signal(signal.SIGTERM)
+        finish(second)
+        assert second.returncode == 0
+        read_until(first, "of 1 peer |")
+    assert not (tmp_path / "second").exists()  # only the leader writes
+
+
+@pytest.mark.nightly
+def test_a_newcomer_ends_with_the_parameters_of_the_first(tmp_path):
+    with by_hand(tmp_path, "--max-seconds", "40") as (first, second):
+        outputs = [finish(second), finish(first)]
     checksums = [re.search(r"model (\w{16}) at update (\d+)", output) for output in outputs]
     assert all(checksums), outputs
     assert checksums[0].groups() == checksums[1].groups()
-    assert not (tmp_path / "second").exists()  # only the leader writes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

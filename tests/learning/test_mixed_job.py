@@ -28,10 +28,10 @@ CATCH = [
     "100000000",
 ]
 
-# The first order is for every landing, the other one for nights.
-ORDERS = [("torch", "jax"), pytest.param("jax", "torch", marks=pytest.mark.nightly)]
+ORDERS = [("torch", "jax"), ("jax", "torch")]
 
 
+@pytest.mark.nightly  # its twin is in test_every_learner.py
 def test_two_jax_peers_learn_catch(tmp_path):
     """As two torch peers do: to a mean return of 0.9, in step."""
     command = ["-m", "moolink", "run", "-n", "2", "-m", "examples.jax.impala", *CATCH[:4]]
@@ -71,6 +71,7 @@ def peer(tmp_path):
         yield start_peer
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("first", "second"), ORDERS)
 def test_the_parameters_are_the_same_at_the_end(peer, first, second):
     leader = peer(first)
@@ -85,6 +86,7 @@ def test_the_parameters_are_the_same_at_the_end(peer, first, second):
     assert leader.returncode == other.returncode == 0, outputs
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("first", "second"), ORDERS)
 def test_the_other_framework_goes_on_when_the_leader_is_killed(peer, tmp_path, first, second):
     leader = peer(first)
@@ -117,7 +119,7 @@ def test_who_is_killed_and_does_not_lead_is_not_missed(peer):
     assert leader.returncode == 0, output
 
 
-@pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
+@pytest.mark.parametrize(("first", "second"), ORDERS)
 def test_a_checkpoint_of_one_framework_is_gone_on_from_in_the_other(tmp_path, first, second):
     arguments = [*CATCH[:4], "--num-peers", "1", "--save-dir", str(tmp_path)]
     outputs = []
