@@ -135,6 +135,7 @@ _SUBMODULES = {
     "pettingzoo",
     "ray",
     "replay",
+    "reports",
     "sb3",
     "tensordict",
     "torch",

@@ -478,18 +478,7 @@ class AccumulatorBase(Adapter, Closing):
         return self._is_observer
 
     def get_gradient_stats(self) -> GradientStats:
-        """Returns the statistics of the round that was delivered last.
-
-        ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
-        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` gives
-        for each contribution with gradients how many updates older than the newest parameters
-        its parameters were, ``counters`` holds the exact sums of the counters of all
-        contributions, ``waiting_for`` names the peers for which the group waits now, and
-        ``lost`` the contributions ``(peer, k)`` of dead peers that turned out, since the round
-        before, to be in no round. ``grad_norm`` is the norm before ``max_grad_norm`` was applied
-        (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
-        ``skipped_contributions`` count those left out by ``on_nonfinite="skip"`` at this peer.
-        """
+        """Returns the statistics of the round that was delivered last."""
         stats = self._left_out.complete(self._core.stats())
         stats["grad_norm"] = self._norms.norm
         return stats

@@ -19,6 +19,7 @@ from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import InferenceServerStats
 from moolink.rpc import serving
 
 if TYPE_CHECKING:
@@ -117,23 +118,26 @@ class InferenceServer(Closing):
         forks.changes_in_children(self)
         sources.add(self, rpc)
 
-    def stats(self) -> dict[str, Any]:
-        """Counts since the beginning: batches, requests, their rows, and rows of padding; clients
-        and states now, and the version of the newest weights."""
+    def stats(self) -> InferenceServerStats:
+        """Returns what the model was run on, the clients that there are, and the newest weights'
+        version."""
         with self._lock:
             self._forget_the_dead()
-            version = None if self._weights is None else self._weights.version
             return {
-                **self._counts,
+                "batches": self._counts["batches"],
+                "requests": self._counts["requests"],
+                "rows": self._counts["rows"],
+                "padding": self._counts["padding"],
                 "clients": len(self._clients),
                 "states": 0 if self._states is None else len(self._states),
-                "version": version,
+                "version": None if self._weights is None else self._weights.version,
             }
 
     def _metrics(self) -> Iterator[Value]:
         stats, labels = self.stats(), {"name": self._name}
-        for count in ("batches", "requests", "rows"):
-            yield f"moolink_inference_{count}_total", labels, stats[count]
+        yield "moolink_inference_batches_total", labels, stats["batches"]
+        yield "moolink_inference_requests_total", labels, stats["requests"]
+        yield "moolink_inference_rows_total", labels, stats["rows"]
         yield "moolink_inference_clients", labels, stats["clients"]
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from moolink.replay.layout import floats_of, keys_of, priorities_of
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
+from moolink.reports import ReplayServerStats
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -174,9 +175,9 @@ class ReplayClient:
         steps = functools.partial(RemoteSteps, self._rpc, self._server, self._name, chunk)
         return Writer(steps, keep)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> ReplayServerStats:
         """As :meth:`ReplayServer.stats`."""
-        stats: dict[str, Any] = self._call(names.STATS)
+        stats: ReplayServerStats = self._call(names.STATS)
         return stats
 
     def __repr__(self) -> str:

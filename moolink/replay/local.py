@@ -24,6 +24,7 @@ from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
 from moolink.replay.tables import Stop, Tables
 from moolink.replay.writer import Writer
+from moolink.reports import ReplayStats
 
 
 class Replay(Closing):
@@ -207,8 +208,8 @@ class Replay(Closing):
         """A writer of steps, from whose last `keep` ones items are made. For one thread."""
         return Writer(functools.partial(LocalSteps, self._tables), keep)
 
-    def stats(self) -> dict[str, Any]:
-        """Of each table its size, counts and waiters; of the stores, steps and bytes."""
+    def stats(self) -> ReplayStats:
+        """Returns the counts of each table, and the memory of steps."""
         return {
             "tables": {
                 table.options.name: self._tables.core.table_stats(table.index)

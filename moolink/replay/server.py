@@ -20,6 +20,7 @@ from moolink.replay.local_steps import LocalSteps
 from moolink.replay.tables import Tables
 from moolink.replay.turns import Group
 from moolink.replay.writer import Item
+from moolink.reports import ReplayServerStats
 from moolink.rpc import lending, serving
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class ReplayServer(Closing):
             rpc.define_deferred(function.format(name), handler)
         forks.changes_in_children(self)
 
-    def stats(self) -> dict[str, Any]:
-        """The replay's, and how many writers there are."""
+    def stats(self) -> ReplayServerStats:
+        """Returns the replay's, and the number of writers."""
         with self._lock:
             return {**self._replay.stats(), "writers": len(self._writers)}
 

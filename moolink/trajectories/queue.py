@@ -21,6 +21,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import TrajectoryQueueStats
 from moolink.rpc import serving
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -178,18 +179,25 @@ class TrajectoryQueue(Closing):
         with self._copying:  # a layout makes one batch at a time
             return self._batch(items, count, version, max_lag)
 
-    def stats(self) -> dict[str, Any]:
-        """Items that wait, in the queue and for room, and counts since the beginning; mean lags of
-        the items that were taken, in versions: while acting (`acting`: from the first step to the
-        last), until the item came (`in_flight`) and until it was taken (`in_queue`)."""
+    def stats(self) -> TrajectoryQueueStats:
+        """Returns the items that wait, counts, and how old the items were that were taken."""
         with self._changed:
-            counts = dataclasses.asdict(self._backlog.counts)
-            size, in_line = len(self._backlog), self._backlog.in_line
-        taken = max(1, counts["taken"])
-        lags = {
-            part: counts.pop(f"lag_{part}") / taken for part in ("acting", "in_flight", "in_queue")
-        }
-        return {"size": size, "waiting_for_room": in_line, **counts, "mean_lag": lags}
+            counts = self._backlog.counts
+            taken = max(1, counts.taken)
+            return {
+                "size": len(self._backlog),
+                "waiting_for_room": self._backlog.in_line,
+                "put": counts.put,
+                "taken": counts.taken,
+                "dropped": counts.dropped,
+                "withdrawn": counts.withdrawn,
+                "largest_lag": counts.largest_lag,
+                "mean_lag": {
+                    "acting": counts.lag_acting / taken,
+                    "in_flight": counts.lag_in_flight / taken,
+                    "in_queue": counts.lag_in_queue / taken,
+                },
+            }
 
     def _metrics(self) -> Iterator[Value]:
         stats, labels = self.stats(), {"name": self._name}

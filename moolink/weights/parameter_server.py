@@ -11,6 +11,7 @@ from moolink.internal import forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.reports import ParameterServerStats
 from moolink.rpc import serving
 from moolink.weights import names
 from moolink.weights.blob import Arrays
@@ -71,7 +72,7 @@ class ParameterServer(Closing):
         self._max_staleness = max_staleness
         self._expected = None if like is None else batch_layout.build(like, _ONE)
         self._version = 0
-        self._counts = {"applied": 0, "dropped": 0}
+        self._dropped = 0
         self._failure = ""
         self._closed = False
         self._forked()
@@ -102,10 +103,15 @@ class ParameterServer(Closing):
         with self._lock:
             return Weights(self._version, self._tree)
 
-    def stats(self) -> dict[str, Any]:
-        """The version, pushes applied and dropped, and the publisher's stats."""
+    def stats(self) -> ParameterServerStats:
+        """Returns the version, counts of pushes, and the publisher's stats."""
         with self._lock:
-            return {"version": self._version, **self._counts, "publisher": self._publisher.stats()}
+            return {
+                "version": self._version,
+                "applied": self._version,
+                "dropped": self._dropped,
+                "publisher": self._publisher.stats(),
+            }
 
     def close(self) -> None:
         """Ends it, when the pushes that have come are applied. Clients keep the version that they
@@ -138,7 +144,7 @@ class ParameterServer(Closing):
             if version > self._version:
                 raise ValueError(f"version {version} was never made: the newest is {self._version}")
             if self._max_staleness is not None and self._version - version > self._max_staleness:
-                self._counts["dropped"] += 1
+                self._dropped += 1
                 return None
             try:
                 tree = self._update(self._tree, pushed)
@@ -148,7 +154,6 @@ class ParameterServer(Closing):
                 raise
             self._tree = tree
             self._version += 1
-            self._counts["applied"] += 1
             if self._version % self._publish_every == 0:
                 self._publisher.publish(self._tree, self._version)
             return self._version

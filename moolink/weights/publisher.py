@@ -18,6 +18,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import PublisherStats
 from moolink.rpc import lending, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
@@ -193,10 +194,8 @@ class Publisher(Closing):
                 with LentSlot():
                     self._changed.wait(turn)
 
-    def stats(self) -> dict[str, Any]:
-        """The newest version, its bytes, the versions that can be fetched, and for each
-        `Subscriber` its version, its host and the peer that it fetches from ("": the publisher).
-        """
+    def stats(self) -> PublisherStats:
+        """Returns the versions that are there, and each subscriber's."""
         with self._changed:
             acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)

@@ -13,7 +13,7 @@ from tests.docs.examples import ROOT
 
 PACKAGES = [
     *("replay", "weights", "trajectories", "inference", "launch", "accumulate"),
-    *("metrics", "torch", "jax", "torchrl", "ray"),
+    *("metrics", "reports", "torch", "jax", "torchrl", "ray"),
 ]
 MODULES = {"moolink.sb3", "moolink.pettingzoo", "moolink.tensordict"}  # documented as a whole
 FOR_RAY = {"moolink.ray.NAME", "moolink.ray.Place", "moolink.ray.TensorTransport"}  # Ray makes them
