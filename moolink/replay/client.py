@@ -20,6 +20,7 @@ from moolink.replay import array_conversion, names
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import floats_of, keys_of, priorities_of
+from moolink.replay.options import Table
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
@@ -164,10 +165,9 @@ class ReplayClient:
         """As :meth:`Replay.reset`."""
         self._call(names.RESET, table)
 
-    def tables(self) -> list[dict[str, Any]]:
-        """The options of each table."""
-        described: list[dict[str, Any]] = self._call(names.DESCRIBE)
-        return described
+    def tables(self) -> list[Table]:
+        """As :meth:`Replay.tables`."""
+        return [Table.described(options) for options in self._call(names.DESCRIBE)]
 
     def writer(self, keep: int, *, chunk: int = 16) -> Writer:
         """As :meth:`Replay.writer`. Steps are sent once, several at a time, and items refer to

@@ -67,9 +67,8 @@ class Replay(Closing):
         self._arrays = array_conversion.kind_of(arrays)
         sources.add(self)
 
-    @property
     def tables(self) -> list[Table]:
-        """The tables' options."""
+        """Returns the tables' options."""
         return [table.options for table in self._tables.opened]
 
     def insert(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 _NO_BOUND = sys.float_info.max
@@ -164,7 +165,7 @@ class Table:
         return cls(name, max_size, Lifo(), Lifo(), limiter, max_times_sampled=1)
 
     def describe(self) -> dict[str, Any]:
-        """The options as plain values, which a checkpoint keeps and compares."""
+        """The options as plain values, which a checkpoint keeps and compares, and clients get."""
         limiter = self.limiter
         return {
             "name": self.name,
@@ -179,3 +180,24 @@ class Table:
             ],
             "max_times_sampled": self.max_times_sampled,
         }
+
+    @classmethod
+    def described(cls, options: Mapping[str, Any]) -> Table:
+        """The table that :meth:`describe` has described so."""
+        remover = options["remover"]
+        return cls(
+            options["name"],
+            options["max_size"],
+            _described_selector(*options["sampler"]),
+            None if remover is None else _described_selector(*remover),
+            Limiter(*options["limiter"]),
+            options["max_times_sampled"],
+        )
+
+
+def _described_selector(name: str, exponent: float) -> Selector:
+    selectors = (Uniform(), Prioritized(exponent), Fifo(), Lifo(), MinHeap(), MaxHeap())
+    for selector in selectors:
+        if selector.arguments[0] == name:
+            return selector
+    raise ValueError(f"there is no selector {name!r}")

@@ -83,14 +83,14 @@ class ReplayServer(Closing):
         self._drop(set(self._writers))
 
     def __repr__(self) -> str:
-        tables = ", ".join(table.name for table in self._replay.tables)
+        tables = ", ".join(table.name for table in self._replay.tables())
         return f"<moolink.ReplayServer {self._name!r} of {tables}>"
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
 
     def _describe(self) -> list[dict[str, Any]]:
-        return [table.describe() for table in self._replay.tables]
+        return [table.describe() for table in self._replay.tables()]
 
     def _update(
         self, table: str | None, keys: npt.NDArray[Any], priorities: npt.NDArray[Any]
