@@ -28,6 +28,7 @@ from moolink.errors import Closed, StateError
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.metrics import sources
@@ -107,10 +108,9 @@ class AccumulatorBase(Adapter, Closing):
     ) -> None:
         require_one_of("role", role, get_args(Role))
         require_one_of("on_divergence", on_divergence, get_args(Divergence))
-        if checksum_every < 0:
-            raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
-        if sync_every is not None and sync_every < 0:
-            raise ValueError(f"sync_every must be at least 0, not {sync_every}")
+        checksum_every = integer_of(checksum_every, "checksum_every", least=0)
+        if sync_every is not None:
+            sync_every = integer_of(sync_every, "sync_every", least=0)
         self._norms = NormPolicy(max_grad_norm, on_nonfinite)
         layout += self._norms.layout()
         self._own_rpc: Rpc | None = None

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink.internal.integers import integer_of
+
 
 def require_sensible(
     num_envs: int, num_workers: int | None, batch_size: int, observation_mode: Any
 ) -> None:
-    """Raises ValueError for a constructor's argument that makes no sense."""
-    if not 1 <= batch_size <= num_envs:
+    """Raises TypeError or ValueError for a constructor's argument that makes no sense."""
+    if not 1 <= integer_of(batch_size, "batch_size") <= num_envs:
         raise ValueError(f"batch_size must be 1 to num_envs={num_envs}, got {batch_size}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if num_workers is not None:
+        integer_of(num_workers, "num_workers", least=1)
     if observation_mode not in ("same", "different") and not isinstance(observation_mode, tuple):
         raise ValueError(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single "

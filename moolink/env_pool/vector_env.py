@@ -27,6 +27,7 @@ from moolink.env_pool.supervisor import Supervisor
 from moolink.env_pool.vector_arguments import checked_mask, require_sensible
 from moolink.errors import Closed, EnvError, TimeoutError
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.processes import available_cores
 
@@ -112,12 +113,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         start_timeout: float | None = 300.0,
     ) -> None:
         if not callable(create_env):
+            if not isinstance(create_env, Sequence) or not all(map(callable, create_env)):
+                raise TypeError(f"create_env must be callable, or several, got {create_env!r}")
             if num_envs not in (None, len(create_env)):
                 raise ValueError(f"num_envs is {num_envs}, with {len(create_env)} functions")
             num_envs = len(create_env)
             create_env = starting.Functions(create_env)
-        if num_envs is None or num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        if num_envs is None:
+            raise ValueError("VectorEnv needs num_envs, or a list of functions, one an environment")
+        num_envs = integer_of(num_envs, "num_envs", least=1)
         batch_size = num_envs if batch_size is None else batch_size
         require_sensible(num_envs, num_workers, batch_size, observation_mode)
         server.require_loaded_main("VectorEnv")

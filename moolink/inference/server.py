@@ -16,6 +16,7 @@ from moolink.inference import names
 from moolink.inference.states import States
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
@@ -92,8 +93,7 @@ class InferenceServer(Closing):
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be callable, got {model!r}")
-        if max_actors < 1:
-            raise ValueError(f"max_actors must be at least 1, got {max_actors}")
+        max_actors = integer_of(max_actors, "max_actors", least=1)
         self._rpc = rpc
         self._name = name
         self._model = model

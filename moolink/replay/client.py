@@ -172,6 +172,7 @@ class ReplayClient:
     def writer(self, keep: int, *, chunk: int = 16) -> Writer:
         """As :meth:`Replay.writer`. Steps are sent once, several at a time, and items refer to
         them; `chunk` is how many steps may wait while those before are on their way."""
+        chunk = integer_of(chunk, "chunk", least=1)
         steps = functools.partial(RemoteSteps, self._rpc, self._server, self._name, chunk)
         return Writer(steps, keep)
 

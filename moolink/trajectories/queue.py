@@ -145,9 +145,7 @@ class TrajectoryQueue(Closing):
         count = integer_of(count, "count", least=1)
         if max_lag is not None:
             max_lag = integer_of(max_lag, "max_lag", least=0)
-        enough = count if at_least is None else at_least
-        if not 1 <= enough <= count:
-            raise ValueError(f"1 <= at_least <= count does not hold: {enough}, {count}")
+        enough = count if at_least is None else integer_of(at_least, "at_least", 1, count)
         if count > self._max_size:
             raise ValueError(f"{count} items are more than max_size, {self._max_size}")
         if late not in ("drop", "mask"):

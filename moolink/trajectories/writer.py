@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moolink.errors import Closed, NoSuchFunction, PeerLost, TimeoutError
 from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.reports import TrajectoryWriterStats
 from moolink.trajectories import names
@@ -35,12 +36,10 @@ class TrajectoryWriter(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be at least 1, got {ahead}")
         self._rpc = rpc
         self._function = names.PUT.format(name)
         self._learner = learner
-        self._ahead = ahead
+        self._ahead = integer_of(ahead, "ahead", least=1)
         self._pending: collections.deque[Future] = collections.deque()
         self._refused = deadlines.Wait()  # since an item was accepted
         self._stats: TrajectoryWriterStats = {"put": 0, "accepted": 0, "lost": 0}

@@ -78,11 +78,9 @@ class Publisher(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, *, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         self._rpc = rpc
         self._name = name
-        self._keep = keep
+        self._keep = integer_of(keep, "keep", least=1)
         self._instance = _core.create_uid()
         self._snapshots: dict[int, _Snapshot] = {}  # by version, the oldest first
         self._version: int | None = None

@@ -142,6 +142,31 @@ def test_an_unknown_keyword_names_the_known_ones(make: Callable[[], Any], messag
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rpc: moolink.Queue(max_size=1.5), r"max_size must be an integer, got 1\.5"),
+        (lambda rpc: moolink.Batcher("3"), "size must be an integer, got '3'"),
+        (lambda rpc: moolink.Batcher(3, dim=None), "dim must be an integer, got None"),
+        (lambda rpc: moolink.EnvPool(environments.Counter, 1, 2.5), "batch_size must be an int"),
+        (lambda rpc: moolink.VectorEnv(environments.Counter, 2.5), "num_envs must be an integer"),
+        (lambda rpc: moolink.VectorEnv("Counter"), "create_env must be callable, or several"),
+        (lambda rpc: moolink.Publisher(rpc, "w", keep=None), "keep must be an integer, got None"),
+        (lambda rpc: moolink.TrajectoryWriter(rpc, "t", "p", ahead="2"), "ahead must be an int"),
+        (lambda rpc: moolink.InferenceServer(rpc, "m", id, max_actors="9"), "max_actors must be"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").writer(2, chunk=0.5), "chunk must be an int"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").writer("2"), "keep must be an integer"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").batches(2, prefetch=0.5), "prefetch must be"),
+    ],
+    ids=range(12),
+)
+def test_a_count_that_is_no_integer_is_named(
+    make: Callable[[moolink.Rpc], Any], message: str
+) -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match=message):
+        make(rpc)
+
+
 def test_an_unknown_option_of_an_accumulator_names_the_known_ones() -> None:
     import torch
 
