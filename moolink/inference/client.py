@@ -193,12 +193,11 @@ class InferenceRequest:
         why = ""
         try:
             while True:
-                while not self._call.wait(wait.turn(f"{waits}: {why}" if why else waits)):
-                    if wait.over:
-                        raise TimeoutError(
-                            f"no server of {self._client._name!r} has answered within "
-                            f"{timeout:g} s{why and f'; the last one was lost: {why}'}"
-                        )
+                if not wait.for_call(self._call, f"{waits}: {why}" if why else waits):
+                    raise TimeoutError(
+                        f"no server of {self._client._name!r} has answered within {timeout:g} s"
+                        + (f"; the last one was lost: {why}" if why else "")
+                    )
                 try:
                     reply = self._call.result()
                     if reply is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import LentSlot
 from moolink.data import batch_layout, skeletons
 from moolink.data.batch_layout import Nest, Node, Spec
 from moolink.errors import Closed, TimeoutError
@@ -165,12 +164,11 @@ class TrajectoryQueue(Closing):
                         f"{len(self._backlog)} of {enough} items of {self._name!r} came within "
                         f"{timeout:g} s; {self._backlog.counts.dropped} were dropped so far"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the queue {self._name!r} waits for {count} items; {len(self._backlog)} are "
-                    f"there, {self._backlog.counts.dropped} were dropped"
+                    f"there, {self._backlog.counts.dropped} were dropped",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
             items = self._backlog.take(count)
             version = self._backlog.version
             self._settle(None)

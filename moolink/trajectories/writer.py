@@ -98,14 +98,12 @@ class TrajectoryWriter(Closing):
         waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
         while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
             call = self._pending[0]
-            while not call.wait(wait.turn(waits)):
-                if wait.over:
-                    raise TimeoutError(
-                        f"{self._learner!r} accepted no item within {timeout:g} s: "
-                        "its queue is full",
-                        peer=self._learner,
-                        function=self._function,
-                    )
+            if not wait.for_call(call, waits):
+                raise TimeoutError(
+                    f"{self._learner!r} accepted no item within {timeout:g} s: its queue is full",
+                    peer=self._learner,
+                    function=self._function,
+                )
             self._pending.popleft()
             self._accept(call)
 

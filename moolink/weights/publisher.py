@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
-from moolink._core import LentSlot
 from moolink.errors import Closed, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
@@ -185,12 +184,11 @@ class Publisher(Closing):
                         f"{ready} of {count} subscribers of {self._name!r} have version "
                         f"{version} after {timeout:g} s; they have {there}"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the publisher of {self._name!r} waits for {count} subscribers that have "
-                    f"version {version}; they have {there}"
+                    f"version {version}; they have {there}",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
 
     def stats(self) -> PublisherStats:
         """Returns the versions that are there, and each subscriber's."""

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
-from moolink._core import LentSlot
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
@@ -80,12 +79,11 @@ class Following(Closing):
                         f"no version {min_version} of {self._name!r} came from "
                         f"{self._source} within {timeout:g} s; there is {has}: {self._reason}"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the subscriber of {self._name!r} waits for version {min_version} from "
-                    f"{self._source}: {self._reason}"
+                    f"{self._source}: {self._reason}",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
         weights = self.latest()
         assert weights is not None
         return weights
