@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink.data.frameworks import as_numpy
 from moolink.errors import TimeoutError
 from moolink.inference import names
 from moolink.inference.states import States
@@ -271,6 +272,4 @@ def _within(numbers: npt.NDArray[Any], size: int) -> bool:
 
 def _on_host(array: Any) -> npt.NDArray[Any]:
     """A numpy array on the host; a tuple of values becomes an array of objects."""
-    if isinstance(array, tuple):
-        return np.array(array, object)
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    return np.array(array, object) if isinstance(array, tuple) else as_numpy(array)
