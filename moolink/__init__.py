@@ -138,6 +138,7 @@ _SUBMODULES = {
     "reports",
     "sb3",
     "tensordict",
+    "tokens",
     "torch",
     "torchrl",
     "trajectories",

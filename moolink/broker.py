@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moolink.dashboard.server import Dashboard
     from moolink.group.broker_peer import Broker
-    from moolink.internal.tokens import Identity
+    from moolink.tokens import Identity
 
 DEFAULT_ADDRESS = "127.0.0.1:4431"
 _LEVELS = ("error", "warning", "info", "debug", "none")
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAU
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     import moolink
-    from moolink.internal import tokens
+    from moolink import tokens
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     moolink.set_log_level(options.log_level)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from moolink import tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
-from moolink.internal import deadlines, forks, logs, pickles, tokens
+from moolink.internal import deadlines, forks, logs, pickles
 from moolink.internal.keywords import names_keywords
 from moolink.internal.pickles import AllowPickle
 from moolink.metrics import sources
@@ -22,12 +23,12 @@ from moolink.rpc import report
 # They import asyncio and numpy, which start threads and take time: loaded when first needed.
 if TYPE_CHECKING:
     from moolink.data.batch_layout import Mode
-    from moolink.internal.tokens import Identity, Key
     from moolink.rpc.async_handlers import AsyncHandler
     from moolink.rpc.batch_replies import BatchRules
     from moolink.rpc.batch_stacking import BatchOptions, Call
     from moolink.rpc.batching import BatchHandler, CallQueue
     from moolink.rpc.queue import Queue
+    from moolink.tokens import Identity, Key
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 
