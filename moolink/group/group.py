@@ -247,14 +247,19 @@ class Group(Closing):
         """Combines ``data`` of all members as :meth:`all_reduce` does; each gets a part of it.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: arrays of shape ``(n * k, ...)`` with n members; see :meth:`all_reduce`.
+            op: as for :meth:`all_reduce`, but no callable.
+            out: the result is written into this tree of arrays of shape ``(k, ...)``, which do not
+                overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of rows ``rank * k`` to ``(rank + 1) * k``: arrays of shape ``(k, ...)``.
 
         Raises:
-            ValueError: the first dimension does not divide by the number of members.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: the first dimension does not divide by the number of members, ``op`` is
+                unknown or not defined for a dtype, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         op = "sum" if op is None else op
         return self._collective("reduce_scatter", name, data, op, None, False, out)
@@ -263,15 +268,19 @@ class Group(Closing):
         """Gives every member the ``data`` of all.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: arrays, tensors, numbers or a tree of them, of the same shapes and dtypes at all
                 members; see :meth:`all_reduce`.
+            out: the result is written into this tree of arrays of shape ``(n, *shape)``, which do
+                not overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of arrays of shape ``(n, *shape)``, in the order of ranks; a number becomes a
             numpy array of shape ``(n,)``.
 
         Raises:
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("all_gather", name, data, "sum", None, False, out)
 
@@ -287,14 +296,18 @@ class Group(Closing):
         """Gives every member the ``data`` of one.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: at the root arrays to send; elsewhere arrays of the same shapes and dtypes, whose
                 contents do not matter.
             root: a rank, or a member's name.
-            inplace: the result is written into the arrays of ``data``.
+            inplace, out: as for :meth:`all_reduce`.
+
+        Returns:
+            A future of the root's ``data``.
 
         Raises:
-            ValueError: there is no such root.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("broadcast", name, data, "sum", root, inplace, out)
 
@@ -302,16 +315,17 @@ class Group(Closing):
         """Gives one member the ``data`` of all.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: as for :meth:`all_gather`.
             root: a rank, or a member's name.
-            out: the root's; elsewhere it is ignored.
+            out: at the root, as for :meth:`all_gather`; elsewhere it is ignored.
 
         Returns:
             A future: at the root of arrays of shape ``(n, *shape)``, elsewhere of ``None``.
 
         Raises:
-            ValueError: there is no such root.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("gather", name, data, "sum", root, False, out)
 
@@ -319,16 +333,20 @@ class Group(Closing):
         """Gives every member its entry of one member's ``data``.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: at the root arrays of shape ``(n, *shape)``, an entry for each rank; elsewhere
                 arrays of shape ``shape`` and the same dtype, whose contents do not matter.
             root: a rank, or a member's name.
+            out: the result is written into this tree of arrays of shape ``shape``, which do not
+                overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of arrays of shape ``shape``.
 
         Raises:
-            ValueError: there is no such root, or its data has another number of entries.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, its data has another number of entries, or the result
+                cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("scatter", name, data, "sum", root, False, out)
 
@@ -336,7 +354,11 @@ class Group(Closing):
         """Ends when all members have started it; the result is ``None``.
 
         Args:
+            name: as for :meth:`all_reduce`.
             on_change: as for :meth:`all_reduce`.
+
+        Raises:
+            moolink.Closed, moolink.GroupChanged: as :meth:`all_reduce`.
         """
         future = self._core.collective(
             name,

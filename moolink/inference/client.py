@@ -28,12 +28,13 @@ _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked a
 
 
 class InferenceClient(Closing):
-    """Has a model run by one of several servers: by the one that has the fewest rows to serve when
-    the client begins, and by another one when that is lost.
+    """Runs a model that one of several :class:`InferenceServer` serves.
 
-    A client has at most one request under way; an actor with two halves of environments has two
-    clients. Each row of its requests, an environment, has a recurrent state at the server; when a
-    server is lost, states begin anew at the next one.
+    The client begins with the server that has the fewest rows to serve. When that server is lost,
+    it goes to another. A client has at most one request under way: an actor that alternates
+    between two halves of its environments has two clients. If the model is recurrent, the server
+    keeps a state for each row of a client's requests, which is an environment; when a server is
+    lost, states begin anew at the next one.
 
     Args:
         rpc: this peer, connected to the servers or to a peer that knows them.

@@ -171,7 +171,15 @@ class ReplayClient:
 
     def writer(self, keep: int, *, chunk: int = 16) -> Writer:
         """As :meth:`Replay.writer`. Steps are sent once, several at a time, and items refer to
-        them; `chunk` is how many steps may wait while those before are on their way."""
+        them.
+
+        Args:
+            keep: as for :meth:`Replay.writer`.
+            chunk: steps that may wait here while those before are on their way, at least 1.
+
+        Raises:
+            TypeError, ValueError: `keep` or `chunk` is not an integer, or below 1.
+        """
         chunk = integer_of(chunk, "chunk", least=1)
         steps = functools.partial(RemoteSteps, self._rpc, self._server, self._name, chunk)
         return Writer(steps, keep)

@@ -171,7 +171,18 @@ class Replay(Closing):
         prefetch: int = 2,
         device: Any = None,
     ) -> Batches:
-        """An iterator over batches without end, of which `prefetch` are sampled ahead."""
+        """Returns an iterator over batches without end, which a thread samples ahead.
+
+        Args:
+            batch_size: items of a batch.
+            table: the table's name; may be left out if there is only one.
+            prefetch: batches that are sampled ahead, at least 1.
+            device: as for :meth:`sample`.
+
+        Raises:
+            TypeError, ValueError: `batch_size` or `prefetch` is not an integer, or below 1, or
+                there is no such table.
+        """
         of = self._tables.find(table)
         size = integer_of(batch_size, "batch_size", least=1)
         return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
@@ -184,6 +195,10 @@ class Replay(Closing):
         table: str | None = None,
     ) -> int:
         """Sets the priorities of items; returns how many of them are still there.
+
+        Args:
+            keys: [n], as in :attr:`Batch.keys`; those of removed items are ignored.
+            priorities: [n], finite and not negative.
 
         Raises:
             TypeError: keys are not integers, or priorities are not numbers.
@@ -200,11 +215,18 @@ class Replay(Closing):
         return self._tables.core.remove(self._tables.find(table).index, keys_of(keys))
 
     def reset(self, *, table: str | None = None) -> None:
-        """Removes all items, and lets the limiter count anew."""
+        """Removes all items of a table, and lets its limiter count anew."""
         self._tables.core.reset(self._tables.find(table).index)
 
     def writer(self, keep: int) -> Writer:
-        """A writer of steps, from whose last `keep` ones items are made. For one thread."""
+        """Returns a writer of steps, from which items are made. For one thread.
+
+        Args:
+            keep: the steps of the episode of which items can be made, from the last one back.
+
+        Raises:
+            TypeError, ValueError: `keep` is not an integer, or below 1.
+        """
         return Writer(functools.partial(LocalSteps, self._tables), keep)
 
     def stats(self) -> ReplayStats:

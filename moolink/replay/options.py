@@ -107,12 +107,12 @@ class Table:
 
     Args:
         name: its name.
-        max_size: items that it may have.
+        max_size: the most items that it has, from 1 to 2**32 - 1.
         sampler: which items are sampled.
         remover: which item makes room in a full table. None: an insert waits until items were
             sampled `max_times_sampled` times, or removed.
         limiter: when items may be inserted and sampled.
-        max_times_sampled: an item is removed when it was sampled so often; 0: never.
+        max_times_sampled: an item is removed once it has been sampled this often; 0: never.
 
     Raises:
         TypeError: an option is of another type.

@@ -105,29 +105,30 @@ class Rpc(RpcCore):
 
         A generator, async or not, is called with stream: it yields the items.
 
-        With `batch_size` the function gets that many calls at once: arrays stacked along a new
-        first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
-        array, a tuple with that of each call. Its reply is split: see BatchReturn. The first
-        batch that was served fixes the calls' layout; a call that differs fails alone.
+        With `batch_size`, the function gets that many calls at once. Arrays are stacked along a new
+        first dimension; dicts, lists and tuples keep their structure; a value that is not an array
+        becomes a tuple with the value of each call. The function's reply is split: see BatchReturn.
+        The first batch that was served fixes the calls' layout; a call that differs fails alone.
 
-        With `dynamic_batching` it gets the calls that came while it served the last batch: at least
-        one, of any layout; a call that differs from most of a batch fails alone.
+        With `dynamic_batching`, the function gets the calls that came while it served the batch
+        before: at least one, of any layout. A call that differs from most of a batch fails alone.
 
         Args:
             name: the function's name.
             function: the handler.
-            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many. None: each
-                call on its own, or, dynamic, no limit.
+            batch_size: the calls of a batch (`mode="cat"`: its rows); of a dynamic batch, the most.
+                None: each call is served by itself; a dynamic batch has no limit.
             device: where batches are made; any but "cpu" gives torch tensors.
             dynamic_batching: take the waiting calls instead of waiting for a full batch.
-            max_latency: seconds after which a batch is served that is not full; None: never.
-            pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
-                else it is shorter.
-            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
-                first one, which may differ from call to call, values repeated for each row.
-            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
-                zeros (values with None), so that code compiled for a shape is compiled a few
-                times only. The largest is the default of batch_size; a call with more rows fails.
+            max_latency: seconds after which a batch that is not full is served; None: never.
+            pad: fill such a batch up with zeros (values with None), whose replies are dropped;
+                otherwise it is shorter.
+            mode: "stack": arrays are stacked along a new first dimension. "cat", for dynamic
+                batches: arrays are joined along their first dimension, whose size may differ from
+                call to call, and a value is repeated for each row.
+            bucket_sizes: rising sizes. A dynamic batch is filled up to the next one with zeros
+                (values with None), so that code compiled for a shape is compiled a few times only.
+                The largest is the default of batch_size; a call with more rows fails.
 
         Raises:
             TypeError: `function` is not callable.
