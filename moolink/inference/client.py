@@ -42,16 +42,17 @@ class InferenceClient(Closing):
         servers: the servers' peers.
 
     Raises:
+        TypeError: `rpc` is no Rpc, or `name` no str.
         ValueError: no server is named.
     """
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, servers: str | Sequence[str]) -> None:
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         if not self._servers:
             raise ValueError("a client needs the name of at least one server")
-        self._rpc = rpc
-        self._name = name
         self._id = serving.make_id(rpc)
         self._function = names.INFER.format(name)
         self._row = np.arange(0)  # the numbers of a request's rows

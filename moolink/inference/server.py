@@ -75,7 +75,8 @@ class InferenceServer(Closing):
             wait.
 
     Raises:
-        TypeError: `model` is not callable, or `state` no tree of arrays and numbers.
+        TypeError: `rpc` is no Rpc, `name` no str, `model` not callable, or `state` no tree of
+            arrays and numbers.
         ValueError: this peer serves the name already, or an argument is out of range.
     """
 
@@ -95,8 +96,8 @@ class InferenceServer(Closing):
         if not callable(model):
             raise TypeError(f"model must be callable, got {model!r}")
         max_actors = integer_of(max_actors, "max_actors", least=1)
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._model = model
         self._weights = weights
         self._states = None if state is None else States(state, max_actors)

@@ -41,9 +41,14 @@ _LATER_LINES = 300.0  # seconds from one later line to the next
 
 
 class Wait:
-    """A wait of several turns, of which the log tells when it takes long."""
+    """A wait of several turns, of which the log tells when it takes long.
+
+    Raises:
+        ValueError: `timeout` is no time limit.
+    """
 
     def __init__(self, timeout: float | None = None) -> None:
+        check(timeout)
         self._begun = time.monotonic()
         self._next_line = self._begun + _LINES[0]
         self._deadline = None if timeout is None else self._begun + timeout

@@ -25,6 +25,7 @@ from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
 from moolink.reports import ReplayServerStats
+from moolink.rpc import serving
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -68,9 +69,9 @@ class ReplayClient:
     def __init__(
         self, rpc: Rpc, server: str, name: str = "replay", *, arrays: Arrays = "same"
     ) -> None:
-        self._rpc = rpc
-        self._server = server
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._server = serving.text_of(server, "server")
+        self._name = serving.text_of(name, "name")
         self._arrays = array_conversion.kind_of(arrays)
         self._frameworks: dict[str | None, str] = {}  # of each table's items
 

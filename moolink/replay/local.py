@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink.data import skeletons
+from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.metrics import sources
@@ -63,6 +64,8 @@ class Replay(Closing):
         directory = None if spill is None else os.fsdecode(spill)
         if directory == "":
             raise ValueError("spill is an empty text: name a directory")
+        if seed is not None:
+            seed = integer_of(seed, "seed")
         self._tables = Tables(options, seed, directory)
         self._arrays = array_conversion.kind_of(arrays)
         sources.add(self)
@@ -102,9 +105,15 @@ class Replay(Closing):
             items = skeletons.unflatten(skeleton, stacked)
             return int(self.extend(items, priority, table=table, timeout=timeout)[0])
         layout, pattern = of.steps
-        key = self._tables.core.insert_step(
-            of.index, pattern, layout.store, layout.leaves(item), priority, timeout
-        )
+        leaves = layout.leaves(item)
+        try:
+            key = self._tables.core.insert_step(
+                of.index, pattern, layout.store, leaves, priority, timeout
+            )
+        except TypeError:  # of the core's own function: names the argument instead
+            deadlines.check(timeout)
+            floats_of(priority)
+            raise
         if key is None:
             raise self._tables.late("insert", of.options.name, timeout)
         return key

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
+
+from moolink.internal.integers import integer_of
 
 _NO_BOUND = sys.float_info.max
 _LARGEST = (1 << 32) - 1
@@ -36,6 +38,7 @@ class Prioritized(Selector):
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
+        _require_number("exponent", self.exponent)
         if not 0 <= self.exponent < float("inf"):
             raise ValueError(f"an exponent must not be negative, got {self.exponent}")
 
@@ -72,8 +75,9 @@ class Limiter:
     max_diff: float = _NO_BOUND
 
     def __post_init__(self) -> None:
-        if self.min_size < 1:
-            raise ValueError(f"min_size must be at least 1, got {self.min_size}")
+        integer_of(self.min_size, "min_size", least=1)
+        for bound in ("samples_per_insert", "min_diff", "max_diff"):
+            _require_number(bound, getattr(self, bound))
         if not 0 < self.samples_per_insert < float("inf"):
             raise ValueError(f"samples_per_insert must be positive, got {self.samples_per_insert}")
 
@@ -91,6 +95,9 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
     Raises:
         ValueError: `error_buffer` is below max(1, samples_per_insert), which could stop both.
     """
+    integer_of(min_size, "min_size", least=1)
+    _require_number("samples_per_insert", samples_per_insert)
+    _require_number("error_buffer", error_buffer)
     least = max(1.0, samples_per_insert)
     if not error_buffer >= least:  # so that NaN fails, too
         raise ValueError(
@@ -99,6 +106,11 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
         )
     offset = samples_per_insert * min_size
     return Limiter(samples_per_insert, min_size, offset - error_buffer, offset + error_buffer)
+
+
+def _require_number(name: str, value: Any) -> None:
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,10 +42,12 @@ class ReplayServer(Closing):
     """
 
     def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
-        self._rpc = rpc
+        if not isinstance(replay, Replay):
+            raise TypeError(f"replay must be a moolink.Replay, got {shown(replay)}")
+        self._rpc = serving.peer_of(rpc)
         self._replay = replay
         self._tables = replay._tables
-        self._name = name
+        self._name = serving.text_of(name, "name")
         self._writers: dict[str, _RemoteWriter] = {}
         self._closed = False
         self._forked()

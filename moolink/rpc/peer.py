@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
 from moolink import tokens
 from moolink._core import RpcCore, RpcDeferredReturn
@@ -55,12 +55,18 @@ class Rpc(RpcCore):
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
+        if not isinstance(name, str | None):
+            raise TypeError(f"name must be a str, got {name!r}")
+        if isinstance(transports, str):
+            raise TypeError(f'transports must be a list, such as ["tcp"], got {transports!r}')
+        if not isinstance(timeout, SupportsFloat):
+            raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
         proof = tokens.identity(token, token_file, insecure)
         pickles.check(allow_pickle, proof)
         super().__init__(
             name,
             arrays=arrays,
-            device=device,
+            device=str(device),
             allow_pickle=bool(allow_pickle),
             transports=transports,
             timeout=timeout,

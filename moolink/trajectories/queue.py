@@ -86,8 +86,8 @@ class TrajectoryQueue(Closing):
         self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
     ) -> None:
         max_size = integer_of(max_size, "max_size", least=1)
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._dim = integer_of(dim, "dim")
         self._device = str(device)
         self._max_size = max_size

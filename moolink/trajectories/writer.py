@@ -12,6 +12,7 @@ from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.reports import TrajectoryWriterStats
+from moolink.rpc import serving
 from moolink.trajectories import names
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class TrajectoryWriter(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
-        self._rpc = rpc
-        self._function = names.PUT.format(name)
-        self._learner = learner
+        self._rpc = serving.peer_of(rpc)
+        self._function = names.PUT.format(serving.text_of(name, "name"))
+        self._learner = serving.text_of(learner, "learner")
         self._ahead = integer_of(ahead, "ahead", least=1)
         self._pending: collections.deque[Future] = collections.deque()
         self._refused = deadlines.Wait()  # since an item was accepted

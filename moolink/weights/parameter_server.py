@@ -62,11 +62,13 @@ class ParameterServer(Closing):
         publish_every: int = 1,
         like: Any = None,
     ) -> None:
+        if not callable(update):
+            raise TypeError(f"update must be callable, got {update!r}")
         if max_staleness is not None:
             max_staleness = integer_of(max_staleness, "max_staleness", least=0)
         self._publish_every = integer_of(publish_every, "publish_every", least=1)
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._tree = tree
         self._update = update
         self._max_staleness = max_staleness

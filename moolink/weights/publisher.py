@@ -77,8 +77,8 @@ class Publisher(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, *, keep: int = 2) -> None:
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._keep = integer_of(keep, "keep", least=1)
         self._instance = _core.create_uid()
         self._snapshots: dict[int, _Snapshot] = {}  # by version, the oldest first
@@ -171,6 +171,7 @@ class Publisher(Closing):
             TimeoutError: fewer have it after `timeout` seconds; the message lists their versions.
             moolink.Closed: the publisher was closed.
         """
+        version, count = integer_of(version, "version"), integer_of(count, "count")
         wait = deadlines.Wait(timeout)
         with self._changed:
             while True:

@@ -59,7 +59,7 @@ class Subscriber(Following):
         dtype: FloatType | None = None,
     ) -> None:
         super().__init__(rpc, name, repr(publisher), arrays, dtype)
-        self._publisher = publisher
+        self._publisher = serving.text_of(publisher, "publisher")
         self._host = host_key()
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched

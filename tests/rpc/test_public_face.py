@@ -192,6 +192,32 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Group(None, "group"),
         lambda rpc: moolink.Group("group", rpc),
         lambda rpc: moolink.Broker("broker"),
+        lambda rpc: moolink.Group(rpc, 3),
+        lambda rpc: moolink.Group(rpc, "group").set_timeout(None),
+        lambda rpc: moolink.Group(rpc, "group").set_sort_order("first"),
+        lambda rpc: moolink.Group(rpc, "group").all_reduce(3, 1.0),
+        lambda rpc: moolink.Group(rpc, "group").all_reduce("sum", 1.0, 3),
+        lambda rpc: moolink.Group(rpc, "group").reduce_scatter("sum", [1.0], op=max),
+        lambda rpc: moolink.Group(rpc, "group").barrier(3),
+        lambda rpc: moolink.Rpc(3),
+        lambda rpc: moolink.Rpc(timeout=None),
+        lambda rpc: moolink.Rpc(transports="tcp"),
+        lambda rpc: moolink.Publisher("policy", rpc),
+        lambda rpc: moolink.Publisher(rpc, 3),
+        lambda rpc: moolink.Subscriber(rpc, "policy", 3),
+        lambda rpc: moolink.ShardedSubscriber("policy", rpc, ["peer"]),
+        lambda rpc: moolink.ParameterServer(rpc, "policy", 1.0, "update"),
+        lambda rpc: moolink.ReplayServer(rpc, "replay"),
+        lambda rpc: moolink.ReplayClient("replay"),
+        lambda rpc: moolink.TrajectoryQueue("unrolls", rpc),
+        lambda rpc: moolink.TrajectoryWriter(rpc, "unrolls", None),
+        lambda rpc: moolink.InferenceServer("model", rpc, id),
+        lambda rpc: moolink.InferenceClient("model", rpc, "server"),
+        lambda rpc: moolink.replay.MinSize("3"),
+        lambda rpc: moolink.replay.Prioritized("3"),
+        lambda rpc: moolink.replay.SampleToInsertRatio(1.0, 1, "3"),
+        lambda rpc: moolink.Replay(moolink.replay.Table("t", 3), seed="3"),
+        lambda rpc: insert_twice(priority="high"),
         lambda rpc: rpc.listen(4431),
         lambda rpc: rpc.connect(None),
         lambda rpc: rpc.async_("peer"),
@@ -200,13 +226,21 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Lent(),
         lambda rpc: moolink.Future(),
     ],
-    ids=range(10),
+    ids=range(36),
 )
 def test_errors_quote_public_names(fail: Callable[[moolink.Rpc], Any]) -> None:
     with moolink.Rpc("peer") as rpc, pytest.raises(TypeError) as error:
         fail(rpc)
     assert "_core" not in str(error.value)
     assert "Core" not in str(error.value)
+    assert "attribute" not in str(error.value)
+    assert "supported between" not in str(error.value)
+
+
+def insert_twice(**wrong: Any) -> None:
+    with moolink.Replay(moolink.replay.Table("t", 3)) as replay:
+        replay.insert(1.0)
+        replay.insert(2.0, **wrong)
 
 
 # --- subinterpreters
