@@ -63,7 +63,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
         "--http",
         metavar="HOST:PORT",
         help="serve the dashboard: groups, members, rounds and paths in a browser, /metrics for "
-        "Prometheus; needs pip install 'moolink[dashboard]'",
+        "Prometheus; needs moolink's extra 'dashboard'",
     )
     parser.add_argument("--log-level", choices=_LEVELS, default="info")
     parser.add_argument(
@@ -129,7 +129,8 @@ def _dashboard(broker: Broker, address: str | None, proof: Identity) -> Dashboar
         from moolink.dashboard.server import Dashboard
     except ModuleNotFoundError as missing:
         raise ImportError(
-            f"{missing.name} is not installed: pip install 'moolink[dashboard]'"
+            f"{missing.name} is not installed: it comes with moolink's extra 'dashboard' (in the "
+            "checkout: pip install '.[dashboard]')"
         ) from None
     served = Dashboard(broker, address, proof.keys[0].dashboard() if proof.keys else None)
     print(f"dashboard on http://{served.address}", flush=True)

@@ -274,8 +274,8 @@ def _leaf(value: Any, path: str) -> Leaf:
     if hasattr(value, "__dlpack__"):
         return _numpy_leaf(_core.as_array(value), "numpy", path)
     raise TypeError(
-        f"{path} is a {type(value).__qualname__}: collectives take arrays, tensors and numbers "
-        "only, but for all_reduce with a callable op"
+        f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can "
+        "be given, except to all_reduce with a callable op"
     )
 
 
