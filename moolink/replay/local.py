@@ -14,6 +14,7 @@ from moolink.data import skeletons
 from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.replay import array_conversion
@@ -44,9 +45,11 @@ class Replay(Closing):
 
     Raises:
         OSError: there can be no file in the directory.
+        TypeError: a table is no Table, or `seed` no integer.
         ValueError: there is no table, or two have one name.
     """
 
+    @names_keywords
     def __init__(
         self,
         tables: Table | Sequence[Table],

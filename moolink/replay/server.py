@@ -13,6 +13,7 @@ from moolink.data import skeletons
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.replay import names, turns
 from moolink.replay.local import Replay
@@ -38,9 +39,11 @@ class ReplayServer(Closing):
         name: its name at clients; one of a name at a peer.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: this peer serves a replay of the name already.
     """
 
+    @names_keywords
     def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
         if not isinstance(replay, Replay):
             raise TypeError(f"replay must be a moolink.Replay, got {shown(replay)}")

@@ -130,6 +130,7 @@ def test_repr_in_a_forked_child() -> None:
         (lambda: moolink.Broker(frist=True), "Broker has no .* did you mean 'first'"),
         (lambda: moolink.Group(nam="a"), "Group has no .* did you mean 'name'"),
         (lambda: moolink.Queue(maxsize=1), "Queue has no .* did you mean 'max_size'"),
+        (lambda: moolink.Replay([], sed=1), "Replay has no .* did you mean 'seed'"),
         (lambda: moolink.Batcher(1, max_batch=1), "did you mean 'max_batches'"),
         (
             lambda: moolink.EnvPool(environments.Counter, 1, 1, on_crsh="raise"),
