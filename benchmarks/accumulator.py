@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,8 +81,7 @@ def peer(args: argparse.Namespace) -> None:
         rank=args.peer,
         world_size=args.peers,
     )
-    mine, theirs = parameters(args.parameters), parameters(args.parameters)
-    flat = torch.zeros(sum(leaf.numel() for leaf in mine))
+    mine = parameters(args.parameters)
     with moolink.Rpc(f"peer-{args.peer}") as rpc:
         rpc.connect(args.broker)
         group = moolink.Group(rpc, "benchmark")
@@ -90,78 +90,96 @@ def peer(args: argparse.Namespace) -> None:
         )
         accumulator.set_virtual_batch_size(args.peers)
 
-        waited = 0.0  # CPU time of this thread within wait(), where it may carry messages
-
-        def until(ready) -> None:
-            nonlocal waited
-            group.update()
-            accumulator.update()
-            while not ready():
-                if accumulator.wants_state():
-                    accumulator.set_state(None)
-                if accumulator.has_new_state():
-                    accumulator.state()
-                before = time.thread_time()
-                accumulator.wait(1.0)
-                waited += time.thread_time() - before
-                group.update()
-                accumulator.update()
-
+        until = Until(group, accumulator)
         until(lambda: accumulator.connected() and len(group.members()) == args.peers)
         # The leader goes on serving newcomers until all have its state.
         ready = group.all_reduce("ready", 1, on_change="retry")
         until(ready.done)
         if args.overlap:
             figures = {n: overlap(accumulator, until, args, n) for n in (1, 2)}
-            if args.peer == 0:
-                print(json.dumps(figures))
-            accumulator.close()
-            return
-        times: dict[str, list[float]] = {"moolink": [], "gloo": []}
-        cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
-        busy: list[float] = []
-        copy: list[float] = []
-        for trial in range(args.trials + 5):
-            for system in ("moolink", "gloo"):
-                torch.distributed.barrier()
-                wall, used = time.perf_counter(), time.process_time()
-                mine_used, waited = time.thread_time(), 0.0
-                if system == "moolink":
-                    until(accumulator.wants_gradients)
-                    if args.views:  # backward() would write them here
-                        before, thread = time.perf_counter(), time.thread_time()
-                        for leaf in mine:
-                            leaf.grad.fill_(1.0)
-                        wall += time.perf_counter() - before
-                        used += time.thread_time() - thread
-                        mine_used += time.thread_time() - thread
-                    accumulator.reduce_gradients(1)
-                    until(accumulator.has_gradients)
-                else:
-                    gloo_round(theirs, args.peers)
-                if trial >= 5:  # the first ones warm pages up
-                    times[system].append(1e3 * (time.perf_counter() - wall))
-                    cpu[system].append(1e3 * (time.process_time() - used))
-                    if system == "moolink":
-                        busy.append(1e3 * (time.thread_time() - mine_used - waited))
-                if system == "gloo":
-                    torch.distributed.barrier()
-                    used = time.thread_time()
-                    copy_gradients(theirs, flat)
-                    if trial >= 5:
-                        copy.append(1e3 * (time.thread_time() - used))
-                else:
-                    assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
-                    accumulator.zero_gradients()
-                    for leaf in [] if args.views else mine:
-                        leaf.grad.fill_(1.0)
-        torch.distributed.barrier()
+        else:
+            figures = rounds(accumulator, until, args, mine)
         if args.peer == 0:
-            print(json.dumps({"wall_ms": times, "cpu_ms": cpu, "busy_ms": busy, "copy_ms": copy}))
+            print(json.dumps(figures))
         accumulator.close()
 
 
-def overlap(accumulator, until, args: argparse.Namespace, parallel: int) -> float:
+class Until:
+    """Serves the accumulator until a condition holds.
+
+    Attributes:
+        waited: CPU time of this thread within wait(), where it may carry messages, in seconds.
+    """
+
+    def __init__(self, group, accumulator) -> None:
+        self._group = group
+        self._accumulator = accumulator
+        self.waited = 0.0
+
+    def __call__(self, ready) -> None:
+        self._update()
+        while not ready():
+            if self._accumulator.wants_state():
+                self._accumulator.set_state(None)
+            if self._accumulator.has_new_state():
+                self._accumulator.state()
+            before = time.thread_time()
+            self._accumulator.wait(1.0)
+            self.waited += time.thread_time() - before
+            self._update()
+
+    def _update(self) -> None:
+        self._group.update()
+        self._accumulator.update()
+
+
+def rounds(accumulator, until: Until, args: argparse.Namespace, mine) -> dict[str, Any]:
+    """Measures moolink's rounds and gloo's in turn; returns their times in ms."""
+    theirs = parameters(args.parameters)
+    flat = torch.zeros(sum(leaf.numel() for leaf in mine))
+    times: dict[str, list[float]] = {"moolink": [], "gloo": []}
+    cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
+    busy: list[float] = []
+    copy: list[float] = []
+    for trial in range(args.trials + 5):
+        for system in ("moolink", "gloo"):
+            torch.distributed.barrier()
+            wall, used = time.perf_counter(), time.process_time()
+            mine_used, until.waited = time.thread_time(), 0.0
+            if system == "moolink":
+                until(accumulator.wants_gradients)
+                if args.views:  # backward() would write them here
+                    before, thread = time.perf_counter(), time.thread_time()
+                    for leaf in mine:
+                        leaf.grad.fill_(1.0)
+                    wall += time.perf_counter() - before
+                    used += time.thread_time() - thread
+                    mine_used += time.thread_time() - thread
+                accumulator.reduce_gradients(1)
+                until(accumulator.has_gradients)
+            else:
+                gloo_round(theirs, args.peers)
+            if trial >= 5:  # the first ones warm pages up
+                times[system].append(1e3 * (time.perf_counter() - wall))
+                cpu[system].append(1e3 * (time.process_time() - used))
+                if system == "moolink":
+                    busy.append(1e3 * (time.thread_time() - mine_used - until.waited))
+            if system == "gloo":
+                torch.distributed.barrier()
+                used = time.thread_time()
+                copy_gradients(theirs, flat)
+                if trial >= 5:
+                    copy.append(1e3 * (time.thread_time() - used))
+            else:
+                assert accumulator.get_gradient_stats()["num_gradients"] == args.peers
+                accumulator.zero_gradients()
+                for leaf in [] if args.views else mine:
+                    leaf.grad.fill_(1.0)
+    torch.distributed.barrier()
+    return {"wall_ms": times, "cpu_ms": cpu, "busy_ms": busy, "copy_ms": copy}
+
+
+def overlap(accumulator, until: Until, args: argparse.Namespace, parallel: int) -> float:
     """Returns ms a round when each contribution takes ``args.overlap`` ms to compute."""
     accumulator.set_parallel_gradients(parallel)
     accumulator.set_virtual_batch_size(args.peers)
@@ -225,7 +243,11 @@ def main() -> None:
         codes = [child.wait(timeout=60) for child in children]
     if any(codes):
         sys.exit(f"a peer failed: exit codes {codes}")
-    figures = json.loads(output)
+    report(args, json.loads(output))
+
+
+def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Prints the table."""
     count = sum(leaf.numel() for leaf in parameters(args.parameters))
     if args.overlap:
         for parallel, milliseconds in figures.items():

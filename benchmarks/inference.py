@@ -74,6 +74,32 @@ def act(address: str, name: str, count: int, inputs: npt.NDArray[Any]) -> None:
         print(sum(calls), flush=True)
 
 
+def start_actors(options: argparse.Namespace, address: str) -> list[subprocess.Popen[str]]:
+    """Starts the processes of the actors, which read from stdin what to do."""
+    return [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.inference"),
+                *("--model", options.model),
+                *("--act", address, f"actors-{i}", str(options.actors // _PROCESSES)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(_PROCESSES)
+    ]
+
+
+def rate_of(choose: Callable[[Any], Any], batch: Any, seconds: float) -> float:
+    """Rows a second of the model alone, measured for a quarter of `seconds`."""
+    rows, start = 0, time.monotonic()
+    while time.monotonic() < start + seconds / 4:
+        choose(batch)
+        rows += len(batch)
+    return rows / (time.monotonic() - start)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--actors", type=int, default=64)
@@ -93,28 +119,9 @@ def main() -> None:
             rows = torch.from_numpy(inputs)
             return model(rows / 255 if rows.dtype == torch.uint8 else rows).argmax(1)
 
-    def serve(batch: moolink.InferenceBatch) -> Any:
-        return choose(batch.inputs)
-
-    def plain(inputs: Any) -> Any:
-        return choose(inputs)
-
     peer = moolink.Rpc("server")
-    peer.define("plain", plain)
-    address = peer.listen("127.0.0.1:0")[0]
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "benchmarks.inference"),
-                *("--model", options.model),
-                *("--act", address, f"actors-{i}", str(options.actors // _PROCESSES)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(_PROCESSES)
-    ]
+    peer.define("plain", choose)
+    started = start_actors(options, peer.listen("127.0.0.1:0")[0])
 
     def turn(way: str, seconds: float) -> float:
         for process in started:
@@ -124,12 +131,7 @@ def main() -> None:
         return sum(int(p.stdout.readline()) for p in started if p.stdout is not None) / seconds
 
     def model_alone(size: int) -> float:
-        batch = np.concatenate([inputs_of(options.model)] * size)
-        rows, start = 0, time.monotonic()
-        while time.monotonic() < start + options.seconds / 4:
-            choose(batch)
-            rows += size
-        return rows / (time.monotonic() - start)
+        return rate_of(choose, np.concatenate([inputs_of(options.model)] * size), options.seconds)
 
     ways: dict[str, Callable[[], float]] = {
         "batched": lambda: turn("batched", options.seconds),
@@ -141,7 +143,9 @@ def main() -> None:
     try:
         # The model is not compiled, so it takes batches of any size.
         buckets = range(1, options.actors + 1)
-        with moolink.InferenceServer(peer, "batched", serve, buckets=buckets) as server:
+        with moolink.InferenceServer(
+            peer, "batched", lambda batch: choose(batch.inputs), buckets=buckets
+        ) as server:
             for way in ("batched", "plain"):
                 turn(way, _WARM_UP)
             for _ in range(options.turns):

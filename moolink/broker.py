@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moolink.dashboard.server import Dashboard
     from moolink.group.broker_peer import Broker
-    from moolink.internal.tokens import Identity
+    from moolink.tokens import Identity
 
 DEFAULT_ADDRESS = "127.0.0.1:4431"
 _LEVELS = ("error", "warning", "info", "debug", "none")
@@ -63,7 +63,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
         "--http",
         metavar="HOST:PORT",
         help="serve the dashboard: groups, members, rounds and paths in a browser, /metrics for "
-        "Prometheus; needs pip install 'moolink[dashboard]'",
+        "Prometheus; needs moolink's extra 'dashboard'",
     )
     parser.add_argument("--log-level", choices=_LEVELS, default="info")
     parser.add_argument(
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAU
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     import moolink
-    from moolink.internal import tokens
+    from moolink import tokens
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     moolink.set_log_level(options.log_level)
@@ -129,7 +129,8 @@ def _dashboard(broker: Broker, address: str | None, proof: Identity) -> Dashboar
         from moolink.dashboard.server import Dashboard
     except ModuleNotFoundError as missing:
         raise ImportError(
-            f"{missing.name} is not installed: pip install 'moolink[dashboard]'"
+            f"{missing.name} is not installed: it comes with moolink's extra 'dashboard' (in the "
+            "checkout: pip install '.[dashboard]')"
         ) from None
     served = Dashboard(broker, address, proof.keys[0].dashboard() if proof.keys else None)
     print(f"dashboard on http://{served.address}", flush=True)

@@ -54,7 +54,8 @@ UNORDERED = re.compile(r"\bunordered_(?:multi)?(?:map|set)<.*>\s+(\w+)\s*[;={]")
 # The packages in moolink/, each with those right below it. All may import what is in none.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "internal": (),
-    "metrics": ("internal",),
+    "reports": (),
+    "metrics": ("internal", "reports"),
     "data": ("internal",),
     "rpc": ("data", "metrics"),
     "group": ("rpc",),

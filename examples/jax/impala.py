@@ -17,13 +17,11 @@ B that of a contribution, N the number of parts of an action.
 from __future__ import annotations
 
 import os
-import queue
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +30,7 @@ import optax
 from jax import lax
 
 import moolink.jax
+from examples.common import acting
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.job import Left
@@ -248,29 +247,13 @@ class Steps(NamedTuple):
     state: State  # [B, H]: the memory before observation 0, stored as in R2D2
 
 
-class Unroll:
-    """T steps of E environments, in arrays that are filled again and again."""
-
+class Unroll(acting.Unroll):
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
-        T, E = o.unroll_length, envs.num_envs
-        self.observation = {
-            key: np.empty((T + 1, E, *space.shape), space.dtype)
-            for key, space in envs.observation_spaces.items()
-        }
-        self.first = np.empty((T + 1, E), np.bool_)
-        dtype = np.int32 if envs.actions.choices else np.float32
-        self.action = np.empty((T, E, envs.actions.size), dtype)
-        self.log_prob, self.reward, self.discount, self.bootstrap = (
-            np.empty((T, E), np.float32) for _ in range(4)
-        )
-        self.state: State
-        self.unread = 0  # batches that the learner has not released
+        super().__init__(envs, o, np.int32 if envs.actions.choices else np.float32)
 
     def batches(self, size: int) -> list[tuple[Unroll, Steps]]:
         """The unroll in batches of some of its environments."""
-        starts = range(0, self.first.shape[1], size)
-        self.unread = len(starts)
-        return [(self, self._steps(slice(start, start + size))) for start in starts]
+        return [(self, self._steps(part)) for part in self.parts(size)]
 
     def _steps(self, b: slice) -> Steps:
         observation = {key: x[:, b] for key, x in self.observation.items()}
@@ -291,38 +274,17 @@ def act(
     return action[0], pi.log_prob(action)[0], value[0], state
 
 
-class Actor(threading.Thread):
-    """Acts in groups of environments in turn: while those of one group step, the network infers for
-    another. Arrays are immutable: new parameters take the place of the old ones."""
+class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
+    """Arrays are immutable: new parameters take the place of the old ones."""
 
     def __init__(self, o: ImpalaOptions, envs: Environments, net: Net, run: Run) -> None:
-        """`envs` is the first group of environments; the thread makes the others."""
-        super().__init__(name="actor", daemon=True)
-        self.o, self.run_, self.envs, self.net = o, run, [envs], net
+        super().__init__(o, envs)
+        self.run_, self.net = run, net
         self.parameters: tuple[Parameters, Parameters]  # and buffers
         self.act, self.count = jax.jit(partial(act, net)), 0
         self.key = jax.random.key(o.acting_seed)  # no two peers take the same actions
-        self.full: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.released, self.stopped = threading.Event(), False
-
-    def run(self) -> None:
-        try:
-            groups = [self.play(self.envs[0], 0)]
-            while not self.stopped:
-                self.released.clear()
-                stepping = [next(group) for group in groups]
-                if len(groups) < self.o.num_groups and self.full.qsize():
-                    # Making environments takes a moment, in which there is something to learn.
-                    self.envs.append(make_envs(self.o, self.o.envs_per_group))
-                    groups.append(self.play(self.envs[-1], len(groups)))
-                elif not any(stepping):
-                    self.released.wait(0.1)
-        except BaseException as error:  # noqa: BLE001 - raised again by next_batch
-            self.full.put(error)
 
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
-        """Plays for ever. Yields True while the environments step, and False while the learner
-        still reads the group's unroll: so memory and the lag of the policy are bounded."""
         o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
         returns, rewards = self.run_.episodes.column(E), normalizer.column()
         observation = envs.reset(o.acting_seed + group * E if o.seed_envs else None)
@@ -359,32 +321,10 @@ class Actor(threading.Thread):
         count = np.uint32(self.count)
         return self.act(*self.parameters, self.key, count, observation, first, state)
 
-    def next_batch(self, timeout: float) -> tuple[Unroll, Steps] | None:
-        """The oldest one; None if there is none in time. Raises the thread's exception."""
-        try:
-            batch = self.full.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if isinstance(batch, BaseException):
-            raise batch
-        return batch
-
-    def release(self, unroll: Unroll) -> None:
-        """Says that a batch of it is read."""
-        unroll.unread -= 1
-        self.released.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *more: object) -> None:
         self.stopped = True
-        if kind is Left:
-            return  # the process ends now, also if the thread is still compiling
-        if self.is_alive():
-            self.join()
-        for envs in self.envs:
-            envs.close()
+        if kind is not Left:  # else the process ends now, also if the thread is still compiling
+            super().__exit__(kind, *more)
 
 
 # Learning

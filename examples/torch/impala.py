@@ -17,11 +17,10 @@ B that of a contribution, N the number of parts of an action.
 from __future__ import annotations
 
 import copy
-import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import moolink.torch
+from examples.common import acting
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ImpalaOptions
@@ -221,29 +221,15 @@ class Batch(NamedTuple):
         return Batch(observation, *map(move, self[1:]))
 
 
-class Unroll:
-    """T steps of E environments, in arrays that are filled again and again. They are numpy's, to
-    which small values are assigned faster than to tensors."""
+class Unroll(acting.Unroll):
+    """Its arrays are numpy's, to which small values are assigned faster than to tensors."""
 
     def __init__(self, envs: Environments, o: ImpalaOptions) -> None:
-        T, E = o.unroll_length, envs.num_envs
-        self.observation = {
-            key: np.empty((T + 1, E, *space.shape), space.dtype)
-            for key, space in envs.observation_spaces.items()
-        }
-        self.first = np.empty((T + 1, E), np.bool_)
-        self.action = np.empty((T, E, envs.actions.size), envs.actions.dtype)
-        self.log_prob, self.reward, self.discount, self.bootstrap = (
-            np.empty((T, E), np.float32) for _ in range(4)
-        )
-        self.state: State
-        self.unread = 0  # batches that the learner has not released
+        super().__init__(envs, o, envs.actions.dtype)
 
     def batches(self, size: int) -> list[Batch]:
         """The unroll in batches of some of its environments."""
-        starts = range(0, self.first.shape[1], size)
-        self.unread = len(starts)
-        return [self._batch(slice(start, start + size)) for start in starts]
+        return [self._batch(part) for part in self.parts(size)]
 
     def _batch(self, b: slice) -> Batch:
         observation = {key: torch.from_numpy(x[:, b]) for key, x in self.observation.items()}
@@ -259,37 +245,16 @@ class Unroll:
         return Batch(observation, *(torch.from_numpy(x[:, b]) for x in arrays), (h[b], c[b]), self)
 
 
-class Actor(threading.Thread):
-    """Acts with a copy of the network, in groups of environments in turn: while those of one group
-    step, the network infers for another."""
+class Actor(acting.ActingThread[Batch]):
+    """Acts with a copy of the network."""
 
     def __init__(self, o: ImpalaOptions, envs: Environments, net: Net, run: Run) -> None:
-        """`envs` is the first group of environments; the thread makes the others."""
-        super().__init__(name="actor", daemon=True)
-        self.o, self.run_, self.envs = o, run, [envs]
+        super().__init__(o, envs)
+        self.run_ = run
         self.net, self.lock = copy.deepcopy(net).requires_grad_(False), threading.Lock()
         self.device, self.version = net.device, -1  # of the parameters
-        self.full: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self.released, self.stopped = threading.Event(), False
-
-    def run(self) -> None:
-        try:
-            groups = [self.play(self.envs[0], 0)]
-            while not self.stopped:
-                self.released.clear()
-                stepping = [next(group) for group in groups]
-                if len(groups) < self.o.num_groups and self.full.qsize():
-                    # Making environments takes a moment, in which there is something to learn.
-                    self.envs.append(make_envs(self.o, self.o.envs_per_group))
-                    groups.append(self.play(self.envs[-1], len(groups)))
-                elif not any(stepping):
-                    self.released.wait(0.1)
-        except BaseException as error:  # noqa: BLE001 - raised again by next_batch
-            self.full.put(error)
 
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
-        """Plays for ever. Yields True while the environments step, and False while the learner
-        still reads the group's unroll: so memory and the lag of the policy are bounded."""
         o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
         returns, rewards = self.run_.episodes.column(E), normalizer.column()
         observation = envs.reset(o.acting_seed + group * E if o.seed_envs else None)
@@ -341,31 +306,6 @@ class Actor(threading.Thread):
                 for x, new_x in zip(mine, new, strict=True):
                     x.copy_(new_x)
             self.version = version
-
-    def next_batch(self, timeout: float) -> Batch | None:
-        """The oldest one; None if there is none in time. Raises the thread's exception."""
-        try:
-            batch = self.full.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if isinstance(batch, BaseException):
-            raise batch
-        return batch
-
-    def release(self, batch: Batch) -> None:
-        """Says that the batch is read."""
-        batch.unroll.unread -= 1
-        self.released.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped = True
-        if self.is_alive():
-            self.join()
-        for envs in self.envs:
-            envs.close()
 
 
 def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -536,7 +476,7 @@ def train(o: ImpalaOptions) -> None:
             T, B = batch.reward.shape
             losses = impala_loss(net, batch.to(actor.device), o)
             losses.total.backward()
-            actor.release(batch)
+            actor.release(batch.unroll)
             step.reduce(batch_size=B, counters={"steps": T * B, **run.counters()})
             run.metrics = {"loss": losses.total.item(), "entropy": losses.entropy.item()}
 

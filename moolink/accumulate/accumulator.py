@@ -18,18 +18,18 @@ from moolink.accumulate import run_record
 from moolink.accumulate.adapter import Adapter
 from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
 from moolink.accumulate.checksums import Checksums
-from moolink.accumulate.left_out_rounds import LeftOutRounds, checked_carried
+from moolink.accumulate.left_out_rounds import LeftOutRounds
 from moolink.accumulate.norms import NormPolicy
 from moolink.accumulate.options import Divergence, Nonfinite, Role
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.accumulate.parting import Parting, leave_together
+from moolink.accumulate.state_transfer import StateTransfer
 from moolink.accumulate.training_steps import TrainingStep, training_steps
-from moolink.errors import Closed, StateError
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
-from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.rounds import Rounds
 from moolink.rpc import Rpc
@@ -107,10 +107,9 @@ class AccumulatorBase(Adapter, Closing):
     ) -> None:
         require_one_of("role", role, get_args(Role))
         require_one_of("on_divergence", on_divergence, get_args(Divergence))
-        if checksum_every < 0:
-            raise ValueError(f"checksum_every must be at least 0, not {checksum_every}")
-        if sync_every is not None and sync_every < 0:
-            raise ValueError(f"sync_every must be at least 0, not {sync_every}")
+        checksum_every = integer_of(checksum_every, "checksum_every", least=0)
+        if sync_every is not None:
+            sync_every = integer_of(sync_every, "sync_every", least=0)
         self._norms = NormPolicy(max_grad_norm, on_nonfinite)
         layout += self._norms.layout()
         self._own_rpc: Rpc | None = None
@@ -135,9 +134,15 @@ class AccumulatorBase(Adapter, Closing):
         self._on_divergence: Divergence = on_divergence
         self._is_observer = role == "observer"
         self._left_out = LeftOutRounds()
+        self._transfer = StateTransfer(
+            self._core,
+            self._sync,
+            self._checksums,
+            self._left_out,
+            self._capture_model,
+            self._install,
+        )
         self._has_gradients = False
-        self._has_new_state = False
-        self._state: Any = None
         self._awaited = ""
         self._has_begun = False
 
@@ -188,11 +193,11 @@ class AccumulatorBase(Adapter, Closing):
             logs.logger.warning(
                 "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
             )
-            self._give_state(None)
+            self._transfer.give(None)
         if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
             self._validate()
-        if self._core.has_new_state():
-            self._take_state()
+        if self._core.has_new_state() and self._transfer.receive():
+            self._has_gradients = False
         self._take_parameters()
 
     def _begin(self) -> None:
@@ -201,37 +206,9 @@ class AccumulatorBase(Adapter, Closing):
             run_record.require_unfinished(self._group.name(), self._name)
         self._has_begun = True
 
-    def _take_state(self) -> None:
-        try:
-            if (arrived := self._core.new_state()) is None:
-                return
-            number, state = arrived
-            self._install_state(number, state)
-        except Closed:
-            raise
-        except Exception as error:
-            raise StateError(
-                f"the state that leader '{self._core.leader()}' has sent cannot be taken over, and "
-                f"this peer will ask for another: {error}"
-            ) from error
-
-    def _install_state(self, number: int, arrived: Any) -> None:
-        try:
-            model, state, carried, lost, version = arrived
-            if type(version) is not int:
-                raise TypeError(f"its version is {shown(version)}")
-            counters, contributions = checked_carried(carried, lost)
-            self._install_model(model)
-        except Exception:
-            self._core.refuse_state(number)
-            raise
-        self._left_out.take_over(counters, contributions)
+    def _install(self, model: Any) -> None:
+        self._install_model(model)
         self._clear()  # the gradients belong to the model before
-        self._core.state_installed(number)
-        self._sync.received_state(version)
-        self._checksums.forget()
-        self._state, self._has_new_state = state, True
-        self._has_gradients = False
 
     def _take_parameters(self) -> None:
         """Takes the leader's parameters over, if they have come and are wanted."""
@@ -337,15 +314,11 @@ class AccumulatorBase(Adapter, Closing):
             RuntimeError: ``wants_state()`` is false.
             TypeError: the state holds an object that the typed codec does not know.
         """
-        self._give_state(state)
-
-    def _give_state(self, state: Any) -> None:
-        model, version = self._capture_model(), self._sync.version
-        self._core.set_state((model, state, *self._left_out.carried(), version))
+        self._transfer.give(state)
 
     def has_new_state(self) -> bool:
         """Whether a state has arrived; parameters and buffers are already installed."""
-        return self._has_new_state
+        return self._transfer.has_new
 
     def state(self) -> Any:
         """Returns the state that arrived, once.
@@ -353,16 +326,11 @@ class AccumulatorBase(Adapter, Closing):
         Raises:
             RuntimeError: ``has_new_state()`` is false.
         """
-        if not self._has_new_state:
-            raise RuntimeError(
-                "no new state has arrived: call state() when has_new_state() is true"
-            )
-        state, self._state, self._has_new_state = self._state, None, False
-        return state
+        return self._transfer.take()
 
     def wants_gradients(self) -> bool:
         """Whether ``reduce_gradients`` or ``skip_gradients`` may be called now."""
-        if self._has_gradients or self._has_new_state or self._sync.awaits:
+        if self._has_gradients or self._transfer.has_new or self._sync.awaits:
             return False
         wanted = self._core.wants_gradients()
         if wanted:
@@ -478,18 +446,7 @@ class AccumulatorBase(Adapter, Closing):
         return self._is_observer
 
     def get_gradient_stats(self) -> GradientStats:
-        """Returns the statistics of the round that was delivered last.
-
-        ``batch_size`` is the virtual batch (the sum over the contributions), ``num_gradients`` and
-        ``num_skipped`` count contributions, ``contributors`` names their peers, ``staleness`` gives
-        for each contribution with gradients how many updates older than the newest parameters
-        its parameters were, ``counters`` holds the exact sums of the counters of all
-        contributions, ``waiting_for`` names the peers for which the group waits now, and
-        ``lost`` the contributions ``(peer, k)`` of dead peers that turned out, since the round
-        before, to be in no round. ``grad_norm`` is the norm before ``max_grad_norm`` was applied
-        (None unless that or ``on_nonfinite`` asks for it); ``skipped_rounds`` and
-        ``skipped_contributions`` count those left out by ``on_nonfinite="skip"`` at this peer.
-        """
+        """Returns the statistics of the round that was delivered last."""
         stats = self._left_out.complete(self._core.stats())
         stats["grad_norm"] = self._norms.norm
         return stats
@@ -576,7 +533,7 @@ class AccumulatorBase(Adapter, Closing):
             return
         if self._has_gradients:
             why = "a result is in the gradients: step the optimiser and call zero_gradients()"
-        elif self._has_new_state:
+        elif self._transfer.has_new:
             why = "a new state has arrived: call state()"
         elif self._sync.awaits:
             why = "the leader's parameters are on their way: call update()"

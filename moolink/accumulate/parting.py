@@ -57,11 +57,6 @@ class Parting:
         with self._lock:
             self._has_end = True
 
-    def is_asked(self) -> bool:
-        """Whether the leader waits for this member's end."""
-        with self._lock:
-            return bool(self._waiting)
-
     def ready(self, version: int) -> None:
         """This member needs no more from the others to leave at ``version``."""
         with self._lock:

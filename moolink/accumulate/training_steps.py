@@ -146,16 +146,20 @@ def training_steps(
                 continue
             if totals.missed and rounds >= FEW_ROUNDS and not told_of_counters:
                 told_of_counters = True
-                logs.logger.warning(
-                    "until() asks for the counter %s, which none of %d rounds had; they had %s",
-                    ", ".join(map(repr, sorted(totals.missed))),
-                    rounds,
-                    ", ".join(map(repr, sorted(totals))) or "none",
-                )
+                _tell_of_missed(totals, rounds)
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
             yield kind(accumulator, totals, stats)
         elif not changed:
             _wait(accumulator, LONGEST_WAIT, idle)
+
+
+def _tell_of_missed(totals: Totals, rounds: int) -> None:
+    logs.logger.warning(
+        "until() asks for the counter %s, which none of %d rounds had; they had %s",
+        ", ".join(map(repr, sorted(totals.missed))),
+        rounds,
+        ", ".join(map(repr, sorted(totals))) or "none",
+    )
 
 
 def _wait(accumulator: AccumulatorBase, timeout: float, idle: Callable[[], None] | None) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import moolink
+from moolink import tokens
 from moolink.errors import AuthError, Error, NoSuchFunction
 from moolink.group.broker_peer import MEASURE
-from moolink.internal import tokens
 
 if TYPE_CHECKING:
     from moolink.reports import Explanation, PeerInfo

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from moolink import tokens
 from moolink.errors import AuthError
-from moolink.internal import tokens
 
 _EPILOG = """\
 A file holds one key a line: the first is shown to others, all are accepted. To replace a token, put

@@ -228,8 +228,8 @@ def _console(width: int | None = None) -> Any:
         from rich.console import Console
     except ModuleNotFoundError as missing:
         raise TopError(
-            f"{missing.name} is not installed: pip install 'moolink[dashboard]', or use "
-            "--once --json"
+            f"{missing.name} is not installed: use --once --json, or install moolink with its "
+            "extra 'dashboard' (in the checkout: pip install '.[dashboard]')"
         ) from None
 
     return Console(highlight=False, width=width)

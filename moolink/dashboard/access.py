@@ -13,7 +13,7 @@ class Access:
     """Decides whether a request is answered.
 
     Args:
-        key: the dashboard's key (`moolink.internal.tokens.Key.dashboard`); None: on loopback, where
+        key: the dashboard's key (`moolink.tokens.Key.dashboard`); None: on loopback, where
             no key is asked for, but a page of another site may not read the dashboard through the
             browser by a name of its own for 127.0.0.1 (DNS rebinding).
     """

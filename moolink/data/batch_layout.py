@@ -9,14 +9,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink import _core
+from moolink.data.frameworks import as_numpy, is_torch
 from moolink.data.warm_memory import SMALL, WarmMemory
 from moolink.internal.shown import shown
 
@@ -89,7 +88,7 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
         paths = paths or [f"{path}[{index}]" for index in range(len(item))]
         children = [build(child, spec, path) for child, path in zip(item, paths, strict=True)]
         return _Sequence(path, type(item), children)
-    if _is_torch(item):
+    if is_torch(item):
         return _TorchLeaf(path, item, spec)
     if is_array(item):
         array = as_numpy(item)
@@ -103,16 +102,9 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
 
 def is_array(item: object) -> bool:
     """Tells whether `item` is stored in an array; Python's own numbers are not."""
-    if isinstance(item, np.ndarray | np.generic) or _is_torch(item):
+    if isinstance(item, np.ndarray | np.generic) or is_torch(item):
         return True
     return hasattr(item, "__dlpack__") or hasattr(item, "__array_interface__")
-
-
-def as_numpy(item: Any) -> npt.NDArray[Any]:
-    """numpy's view of an item that `is_array` accepts, but of no torch tensor."""
-    if hasattr(item, "__array__") or hasattr(item, "__array_interface__"):
-        return np.asarray(item)
-    return _core.as_array(item)
 
 
 def count_rows(rows: list[tuple[str, int]]) -> int:
@@ -128,12 +120,6 @@ def count_rows(rows: list[tuple[str, int]]) -> int:
         if found != count:
             raise ValueError(f"{name}: expected {count} rows as in {first_name}, got {found}")
     return count
-
-
-def _is_torch(item: object) -> bool:
-    # An item can only be a torch tensor if torch is imported.
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(item, torch.Tensor)
 
 
 class _Dict(Node):
@@ -328,7 +314,7 @@ class _NumpyLeaf(_ArrayLeaf):
 
     def check(self, item: Nest) -> None:
         if type(item) is not np.ndarray:
-            if _is_torch(item) or not is_array(item):
+            if is_torch(item) or not is_array(item):
                 raise self._mismatch(f"{self._dtype} (numpy)", item)
             item = as_numpy(item)
         if item.dtype != self._dtype or not self._has_shape(item.shape):
@@ -381,7 +367,7 @@ class _TorchLeaf(_ArrayLeaf):
         self._rows = self._batch.movedim(self._dim, 0) if self._dim else self._batch
 
     def check(self, item: Nest) -> None:
-        if not _is_torch(item):
+        if not is_torch(item):
             # Numpy leaves are allowed where the device asks for torch.
             if self._device == "cpu" or not isinstance(item, np.ndarray):
                 raise self._mismatch(f"{self._dtype} (torch)", item)

@@ -14,6 +14,7 @@ from moolink.data.batch_layout import Mode, Nest, Node, Values
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 
 _COPYING = 0.001  # seconds between two looks at a producer that copies
@@ -42,13 +43,11 @@ class Batcher(Closing):
     def __init__(
         self, size: int, device: str = "cpu", dim: int = 0, *, max_batches: int | None = None
     ) -> None:
-        if size < 1:
-            raise ValueError(f"the size of a batch must be at least 1, got {size}")
-        if max_batches is not None and max_batches < 1:
-            raise ValueError(f"max_batches must be at least 1 or None, got {max_batches}")
-        self._size = size
+        self._size = integer_of(size, "size", least=1)
+        if max_batches is not None:
+            max_batches = integer_of(max_batches, "max_batches", least=1)
         self._device = str(device)
-        self._dim = dim
+        self._dim = integer_of(dim, "dim")
         self._max_batches = max_batches
         self._make_locks()
         self._layout: Node | None = None

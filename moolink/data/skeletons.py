@@ -5,12 +5,12 @@ A skeleton is made of dicts, lists and tuples like the tree, so it can be compar
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from moolink.data.frameworks import is_jax, is_torch
 from moolink.internal.shown import cut
 
 Skeleton = Any
@@ -141,10 +141,10 @@ def arrays_of(leaves: list[Any]) -> list[Any]:
 def framework_of(leaves: list[Any]) -> str:
     """ "torch" or "jax" if the first array that is no numpy's is of it, else "numpy"."""
     for leaf in leaves:
-        for name, kind in (("torch", "Tensor"), ("jax", "Array")):
-            module = sys.modules.get(name)
-            if module is not None and isinstance(leaf, getattr(module, kind)):
-                return name
+        if is_torch(leaf):
+            return "torch"
+        if is_jax(leaf):
+            return "jax"
     return "numpy"
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moolink import _core
 from moolink.data.device_arrays import torch_on_device
+from moolink.data.frameworks import is_jax, is_torch
 
 
 @dataclass
@@ -119,10 +120,10 @@ def as_torch(array: npt.NDArray[Any], dtype: str | None = None) -> Any:
 
 def note_written(array: Any) -> None:
     """Tells torch, if ``array`` is a tensor, that it was written, which autograd has to know."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(array, torch.Tensor) or array.is_inference():
-        return
-    torch.autograd.graph.increment_version(array)
+    if is_torch(array) and not array.is_inference():
+        import torch
+
+        torch.autograd.graph.increment_version(array)
 
 
 @functools.cache
@@ -251,11 +252,11 @@ def _leaf(value: Any, path: str) -> Leaf:
         array = np.asarray(value)
         array.flags.writeable = False  # a scalar cannot be written
         return _numpy_leaf(array, "numpy", path)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_leaf(torch, value, path)
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(value, jax.Array):
+    if is_torch(value):
+        return _torch_leaf(value, path)
+    if is_jax(value):
+        import jax
+
         if isinstance(value, jax.core.Tracer):
             raise TypeError(
                 f"{path} is traced: call this outside of compiled functions, or use "
@@ -273,8 +274,8 @@ def _leaf(value: Any, path: str) -> Leaf:
     if hasattr(value, "__dlpack__"):
         return _numpy_leaf(_core.as_array(value), "numpy", path)
     raise TypeError(
-        f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can be reduced "
-        "without a callable op"
+        f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can "
+        "be given, except to all_reduce with a callable op"
     )
 
 
@@ -297,7 +298,9 @@ def seen_as(dtype: str, item_size: int) -> str:
     return dtype
 
 
-def _torch_leaf(torch: Any, value: Any, path: str) -> Leaf:
+def _torch_leaf(value: Any, path: str) -> Leaf:
+    import torch
+
     tensor = value.detach()
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype == torch.bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
+from moolink.data.frameworks import as_numpy, is_torch
 from moolink.env_pool.spaces import Leaf, Tree, leaves, parts
 
 Array = npt.NDArray[Any]
@@ -65,24 +65,6 @@ def _range(tree: Tree, *, check: bool) -> tuple[int, int] | None:
     low = limits.min if not check or tree.low is None else int(tree.low)
     high = limits.max if not check or tree.high is None else int(tree.high)
     return int(low), int(high)
-
-
-def is_torch(value: Any) -> bool:
-    """Tells whether `value` is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def as_numpy(value: Any) -> Array:
-    """View or copy any array as a numpy array; one on a device is copied to the host."""
-    if type(value) is np.ndarray:
-        return value
-    if is_torch(value):
-        array: Array = value.detach().cpu().numpy()
-        return array
-    if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
-        return np.asarray(value)
-    return _core.as_array(value)
 
 
 def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink.env_pool.actions import as_numpy, is_torch
+from moolink.data.frameworks import as_numpy, is_torch
 from moolink.env_pool.spaces import leaves, map_tree
 from moolink.errors import Error
 
@@ -115,10 +114,14 @@ class _InStep(_Adapter):
     def async_reset(self, seed: int | None = None) -> None:
         observations, infos = self._envs.reset(**({} if seed is None else {"seed": seed}))
         first = leaves(observations)[0]
-        self._convert = _as_torch if is_torch(first) else as_numpy
+        rewards: Any
         if is_torch(first):
-            rewards = first.new_zeros(self.num_envs, dtype=_torch().float32)
+            import torch
+
+            self._convert = _as_torch
+            rewards = first.new_zeros(self.num_envs, dtype=torch.float32)
         else:
+            self._convert = as_numpy
             rewards = np.zeros(self.num_envs, np.float32)
         self._ready = (observations, rewards, rewards != 0, rewards != 0, infos)
 
@@ -193,8 +196,6 @@ class _PufferLib(_Adapter):
 
 
 def _as_torch(actions: Any) -> Any:
-    return actions if is_torch(actions) else _torch().from_dlpack(actions)
+    import torch
 
-
-def _torch() -> Any:
-    return sys.modules["torch"]
+    return actions if is_torch(actions) else torch.from_dlpack(actions)  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from moolink.env_pool.stepper import (
 )
 from moolink.env_pool.supervisor import Supervisor
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 
 _BEHAVIOUR = channel.Behaviour(
@@ -97,14 +98,9 @@ class EnvPool(Closing):
         start: starting.Start = "program",
         start_timeout: float | None = 300.0,
     ) -> None:
-        counts = {
-            "num_processes": num_processes,
-            "batch_size": batch_size,
-            "num_batches": num_batches,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        num_processes = integer_of(num_processes, "num_processes", least=1)
+        batch_size = integer_of(batch_size, "batch_size", least=1)
+        num_batches = integer_of(num_batches, "num_batches", least=1)
         if arrays not in ("auto", "numpy", "torch"):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):

@@ -24,7 +24,12 @@ from moolink.env_pool.outputs import Outputs
 from moolink.env_pool.ready import Ready
 from moolink.env_pool.requests import Requests
 from moolink.env_pool.supervisor import Supervisor
-from moolink.env_pool.vector_arguments import checked_mask, require_sensible
+from moolink.env_pool.vector_arguments import (
+    checked_environments,
+    checked_mask,
+    require_sensible,
+    require_whole_batches,
+)
 from moolink.errors import Closed, EnvError, TimeoutError
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
@@ -111,13 +116,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         start: starting.Start = "program",
         start_timeout: float | None = 300.0,
     ) -> None:
-        if not callable(create_env):
-            if num_envs not in (None, len(create_env)):
-                raise ValueError(f"num_envs is {num_envs}, with {len(create_env)} functions")
-            num_envs = len(create_env)
-            create_env = starting.Functions(create_env)
-        if num_envs is None or num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        create_env, num_envs = checked_environments(create_env, num_envs)
         batch_size = num_envs if batch_size is None else batch_size
         require_sensible(num_envs, num_workers, batch_size, observation_mode)
         server.require_loaded_main("VectorEnv")
@@ -139,6 +138,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         self._finalize = weakref.finalize(self, self._supervisor.close)
         try:
             self._take_face(observation_mode)
+            require_whole_batches(batch_size, self._supervisor.rows)
         except BaseException:
             self._finalize()
             raise
@@ -154,14 +154,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
             same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
             copy=copy,
         )
-        together = self._supervisor.rows
-        if batch_size % together:
-            self._finalize()
-            raise ValueError(
-                f"batch_size must be a multiple of {together}, the rows of each vector environment "
-                f"that create_env makes, got {batch_size}"
-            )
-        self._ready = Ready(self._requests, shape, batch_size, together)
+        self._ready = Ready(self._requests, shape, batch_size, self._supervisor.rows)
         self._waiting_for = ""  # "reset", "step" or "call": begun and not waited for.
         self._goal = 0
 

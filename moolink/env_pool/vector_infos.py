@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moolink.env_pool.actions import as_numpy
+from moolink.data.frameworks import as_numpy
 
 Array = npt.NDArray[Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from moolink.data.frameworks import as_numpy
 from moolink.env_pool import channel
-from moolink.env_pool.actions import as_numpy
 from moolink.env_pool.environment import Environment, EnvironmentFailed
 from moolink.env_pool.memory import Array, PoolMemory, PoolShape
 from moolink.env_pool.observations import writer

@@ -10,7 +10,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
-    from moolink.internal.tokens import Identity, Key
+    from moolink.tokens import Identity, Key
 
 MEASURE = "moolink.broker/measure"  # takes a value: for `moolink doctor HOST:PORT`
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Group(Closing):
     def __init__(self, rpc: Rpc, name: str) -> None:
         if not isinstance(rpc, Rpc):
             raise TypeError(f"a Group is made of a moolink.Rpc and a name, not of {rpc!r}")
+        if not isinstance(name, str):
+            raise TypeError(f"a group's name must be a str, got {name!r}")
         if rpc.key_group not in ("", name):
             raise AuthError(
                 f"peer {rpc.get_name()!r} holds the key of group {rpc.key_group!r}, with which it "
@@ -159,13 +161,15 @@ class Group(Closing):
         """Sets how long this peer may be silent before it is evicted, and how long operations last.
 
         Args:
-            seconds: at least 1; a proof of death always acts at once.
+            seconds: less than 1 is taken for 1. A proof of death always acts at once.
         """
+        if not isinstance(seconds, SupportsFloat):
+            raise TypeError(f"seconds must be a number, got {seconds!r}")
         self._core.set_timeout(seconds)
 
     def set_sort_order(self, order: int) -> None:
         """Sets this peer's place in the ranks: lower comes first, then order of joining."""
-        self._core.set_sort_order(order)
+        self._core.set_sort_order(integer_of(order, "order"))
 
     def set_broker_name(self, name: str) -> None:
         """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
@@ -233,13 +237,15 @@ class Group(Closing):
             return GroupFuture([self._core.all_reduce_value(name, data, op, retry)], _only)
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
-        op = "sum" if op is None else op
+        reduction = _named("all_reduce", name, op)
         if compress is None and data is not None and not (inplace and out is not None):
             target = data if inplace else out
-            future = self._core.all_reduce(name, op, data, target, retry)
+            future = self._core.all_reduce(name, reduction, data, target, retry)
             if future is not None:
                 return GroupFuture([future], _only if target is None else _written)
-        return self._collective("all_reduce", name, data, op, None, inplace, out, retry, compress)
+        return self._collective(
+            "all_reduce", name, data, reduction, None, inplace, out, retry, compress
+        )
 
     def reduce_scatter(
         self, name: str, data: Any, *, op: Reduction | None = None, out: Any = None
@@ -247,31 +253,40 @@ class Group(Closing):
         """Combines ``data`` of all members as :meth:`all_reduce` does; each gets a part of it.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: arrays of shape ``(n * k, ...)`` with n members; see :meth:`all_reduce`.
+            op: as for :meth:`all_reduce`, but no callable.
+            out: the result is written into this tree of arrays of shape ``(k, ...)``, which do not
+                overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of rows ``rank * k`` to ``(rank + 1) * k``: arrays of shape ``(k, ...)``.
 
         Raises:
-            ValueError: the first dimension does not divide by the number of members.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: the first dimension does not divide by the number of members, ``op`` is
+                unknown or not defined for a dtype, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
-        op = "sum" if op is None else op
-        return self._collective("reduce_scatter", name, data, op, None, False, out)
+        reduction = _named("reduce_scatter", name, op)
+        return self._collective("reduce_scatter", name, data, reduction, None, False, out)
 
     def all_gather(self, name: str, data: Any, *, out: Any = None) -> GroupFuture:
         """Gives every member the ``data`` of all.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: arrays, tensors, numbers or a tree of them, of the same shapes and dtypes at all
                 members; see :meth:`all_reduce`.
+            out: the result is written into this tree of arrays of shape ``(n, *shape)``, which do
+                not overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of arrays of shape ``(n, *shape)``, in the order of ranks; a number becomes a
             numpy array of shape ``(n,)``.
 
         Raises:
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("all_gather", name, data, "sum", None, False, out)
 
@@ -287,14 +302,18 @@ class Group(Closing):
         """Gives every member the ``data`` of one.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: at the root arrays to send; elsewhere arrays of the same shapes and dtypes, whose
                 contents do not matter.
             root: a rank, or a member's name.
-            inplace: the result is written into the arrays of ``data``.
+            inplace, out: as for :meth:`all_reduce`.
+
+        Returns:
+            A future of the root's ``data``.
 
         Raises:
-            ValueError: there is no such root.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("broadcast", name, data, "sum", root, inplace, out)
 
@@ -302,16 +321,17 @@ class Group(Closing):
         """Gives one member the ``data`` of all.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: as for :meth:`all_gather`.
             root: a rank, or a member's name.
-            out: the root's; elsewhere it is ignored.
+            out: at the root, as for :meth:`all_gather`; elsewhere it is ignored.
 
         Returns:
             A future: at the root of arrays of shape ``(n, *shape)``, elsewhere of ``None``.
 
         Raises:
-            ValueError: there is no such root.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, or the result cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("gather", name, data, "sum", root, False, out)
 
@@ -319,16 +339,20 @@ class Group(Closing):
         """Gives every member its entry of one member's ``data``.
 
         Args:
+            name: as for :meth:`all_reduce`.
             data: at the root arrays of shape ``(n, *shape)``, an entry for each rank; elsewhere
                 arrays of shape ``shape`` and the same dtype, whose contents do not matter.
             root: a rank, or a member's name.
+            out: the result is written into this tree of arrays of shape ``shape``, which do not
+                overlap those of ``data``, and is ``out``.
 
         Returns:
             A future of arrays of shape ``shape``.
 
         Raises:
-            ValueError: there is no such root, or its data has another number of entries.
-            moolink.GroupChanged: the members are others than at the last :meth:`update`.
+            ValueError: there is no such root, its data has another number of entries, or the result
+                cannot be written into ``out``.
+            moolink.Closed, moolink.GroupChanged, TypeError: as :meth:`all_reduce`.
         """
         return self._collective("scatter", name, data, "sum", root, False, out)
 
@@ -336,7 +360,11 @@ class Group(Closing):
         """Ends when all members have started it; the result is ``None``.
 
         Args:
+            name: as for :meth:`all_reduce`.
             on_change: as for :meth:`all_reduce`.
+
+        Raises:
+            moolink.Closed, moolink.GroupChanged: as :meth:`all_reduce`.
         """
         future = self._core.collective(
             name,
@@ -364,6 +392,7 @@ class Group(Closing):
         retry: bool = False,
         compress: str | None = None,
     ) -> GroupFuture:
+        _require_name(kind, name)
         if inplace and out is not None:
             raise ValueError(f"{kind} '{name}': inplace and out exclude one another")
         members = self._core.members()
@@ -417,7 +446,21 @@ class Group(Closing):
         return f"<moolink.Group {self._name!r}, {state}>"
 
 
+def _require_name(kind: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{kind}: the operation's name must be a str, got {name!r}")
+
+
+def _named(kind: str, name: str, op: Any) -> str:
+    if op is None:
+        return "sum"
+    if not isinstance(op, str):
+        raise TypeError(f"{kind} '{name}': op must be a str, got {op!r}")
+    return op
+
+
 def _is_retry(kind: str, name: str, on_change: str) -> bool:
+    _require_name(kind, name)
     if on_change not in ("raise", "retry"):
         raise ValueError(f"{kind} '{name}': on_change {on_change!r} is not raise or retry")
     return on_change == "retry"

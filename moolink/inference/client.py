@@ -28,12 +28,13 @@ _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked a
 
 
 class InferenceClient(Closing):
-    """Has a model run by one of several servers: by the one that has the fewest rows to serve when
-    the client begins, and by another one when that is lost.
+    """Runs a model that one of several :class:`InferenceServer` serves.
 
-    A client has at most one request under way; an actor with two halves of environments has two
-    clients. Each row of its requests, an environment, has a recurrent state at the server; when a
-    server is lost, states begin anew at the next one.
+    The client begins with the server that has the fewest rows to serve. When that server is lost,
+    it goes to another. A client has at most one request under way: an actor that alternates
+    between two halves of its environments has two clients. If the model is recurrent, the server
+    keeps a state for each row of a client's requests, which is an environment; when a server is
+    lost, states begin anew at the next one.
 
     Args:
         rpc: this peer, connected to the servers or to a peer that knows them.
@@ -41,16 +42,17 @@ class InferenceClient(Closing):
         servers: the servers' peers.
 
     Raises:
+        TypeError: `rpc` is no Rpc, or `name` no str.
         ValueError: no server is named.
     """
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, servers: str | Sequence[str]) -> None:
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         if not self._servers:
             raise ValueError("a client needs the name of at least one server")
-        self._rpc = rpc
-        self._name = name
         self._id = serving.make_id(rpc)
         self._function = names.INFER.format(name)
         self._row = np.arange(0)  # the numbers of a request's rows
@@ -193,12 +195,11 @@ class InferenceRequest:
         why = ""
         try:
             while True:
-                while not self._call.wait(wait.turn(f"{waits}: {why}" if why else waits)):
-                    if wait.over:
-                        raise TimeoutError(
-                            f"no server of {self._client._name!r} has answered within "
-                            f"{timeout:g} s{why and f'; the last one was lost: {why}'}"
-                        )
+                if not wait.for_call(self._call, f"{waits}: {why}" if why else waits):
+                    raise TimeoutError(
+                        f"no server of {self._client._name!r} has answered within {timeout:g} s"
+                        + (f"; the last one was lost: {why}" if why else "")
+                    )
                 try:
                     reply = self._call.result()
                     if reply is not None:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink.data.frameworks import as_numpy
 from moolink.errors import TimeoutError
 from moolink.inference import names
 from moolink.inference.states import States
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import InferenceServerStats
 from moolink.rpc import serving
 
 if TYPE_CHECKING:
@@ -72,7 +75,8 @@ class InferenceServer(Closing):
             wait.
 
     Raises:
-        TypeError: `model` is not callable, or `state` no tree of arrays and numbers.
+        TypeError: `rpc` is no Rpc, `name` no str, `model` not callable, or `state` no tree of
+            arrays and numbers.
         ValueError: this peer serves the name already, or an argument is out of range.
     """
 
@@ -91,10 +95,9 @@ class InferenceServer(Closing):
     ) -> None:
         if not callable(model):
             raise TypeError(f"model must be callable, got {model!r}")
-        if max_actors < 1:
-            raise ValueError(f"max_actors must be at least 1, got {max_actors}")
-        self._rpc = rpc
-        self._name = name
+        max_actors = integer_of(max_actors, "max_actors", least=1)
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._model = model
         self._weights = weights
         self._states = None if state is None else States(state, max_actors)
@@ -117,23 +120,26 @@ class InferenceServer(Closing):
         forks.changes_in_children(self)
         sources.add(self, rpc)
 
-    def stats(self) -> dict[str, Any]:
-        """Counts since the beginning: batches, requests, their rows, and rows of padding; clients
-        and states now, and the version of the newest weights."""
+    def stats(self) -> InferenceServerStats:
+        """Returns what the model was run on, the clients that there are, and the newest weights'
+        version."""
         with self._lock:
             self._forget_the_dead()
-            version = None if self._weights is None else self._weights.version
             return {
-                **self._counts,
+                "batches": self._counts["batches"],
+                "requests": self._counts["requests"],
+                "rows": self._counts["rows"],
+                "padding": self._counts["padding"],
                 "clients": len(self._clients),
                 "states": 0 if self._states is None else len(self._states),
-                "version": version,
+                "version": None if self._weights is None else self._weights.version,
             }
 
     def _metrics(self) -> Iterator[Value]:
         stats, labels = self.stats(), {"name": self._name}
-        for count in ("batches", "requests", "rows"):
-            yield f"moolink_inference_{count}_total", labels, stats[count]
+        yield "moolink_inference_batches_total", labels, stats["batches"]
+        yield "moolink_inference_requests_total", labels, stats["requests"]
+        yield "moolink_inference_rows_total", labels, stats["rows"]
         yield "moolink_inference_clients", labels, stats["clients"]
 
     def close(self) -> None:
@@ -267,6 +273,4 @@ def _within(numbers: npt.NDArray[Any], size: int) -> bool:
 
 def _on_host(array: Any) -> npt.NDArray[Any]:
     """A numpy array on the host; a tuple of values becomes an array of objects."""
-    if isinstance(array, tuple):
-        return np.array(array, object)
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    return np.array(array, object) if isinstance(array, tuple) else as_numpy(array)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moolink.data import skeletons
+from moolink.data.frameworks import is_torch
 
 Actor = tuple[str, int]
 """A client's name, and the row of its requests."""
@@ -127,16 +127,16 @@ class States:
 
 
 def _index(array: Any, slots: npt.NDArray[np.int64]) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    if is_torch(array):
+        import torch
+
         return torch.from_numpy(slots).to(array.device)
     return slots
 
 
 def _repeated(leaf: Any, count: int) -> Any:
     """An array of one row, that often."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(leaf, torch.Tensor):
+    if is_torch(leaf):
         return leaf.detach().repeat(count, *[1] * (leaf.dim() - 1))
     if isinstance(leaf, np.ndarray):
         return np.repeat(leaf, count, 0)

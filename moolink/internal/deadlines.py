@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import TYPE_CHECKING
 
+from moolink._core import LentSlot
 from moolink.internal import logs
 from moolink.internal.shown import shown
+
+if TYPE_CHECKING:
+    from moolink._core import Future
 
 
 def after(timeout: float | None) -> float | None:
@@ -35,9 +41,14 @@ _LATER_LINES = 300.0  # seconds from one later line to the next
 
 
 class Wait:
-    """A wait of several turns, of which the log tells when it takes long."""
+    """A wait of several turns, of which the log tells when it takes long.
+
+    Raises:
+        ValueError: `timeout` is no time limit.
+    """
 
     def __init__(self, timeout: float | None = None) -> None:
+        check(timeout)
         self._begun = time.monotonic()
         self._next_line = self._begun + _LINES[0]
         self._deadline = None if timeout is None else self._begun + timeout
@@ -63,3 +74,17 @@ class Wait:
         until_line = self._next_line - now
         left = self.left
         return until_line if left is None else min(left, until_line)
+
+    def for_call(self, call: Future, why: str) -> bool:
+        """Waits for the end of a call; returns False if the time is up before it."""
+        while not call.wait(self.turn(why)):
+            if self.over:
+                return False
+        return True
+
+    def for_change(self, changed: threading.Condition, why: str) -> None:
+        """Waits a turn for a change of the caller's, which holds the condition's lock. If the
+        caller is a handler, other handlers run meanwhile."""
+        turn = self.turn(why)
+        with LentSlot():
+            changed.wait(turn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from moolink.internal import logs
 
 if TYPE_CHECKING:
-    from moolink.internal.tokens import Identity
+    from moolink.tokens import Identity
 
 AllowPickle = bool | Literal["insecure"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moolink.internal import tokens
+from moolink import tokens
 from moolink.launch import yaml
 from moolink.launch.description import Job, Role
 

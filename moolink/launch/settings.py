@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from moolink.internal import tokens
+from moolink import tokens
 from moolink.launch.description import Job
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moolink.errors import Closed
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,8 @@ class Batches(Closing):
 
     def __init__(self, sample: Callable[[Callable[[], bool]], Batch | None], prefetch: int) -> None:
         self._stopped = threading.Event()
-        if prefetch < 1:
-            raise ValueError(f"prefetch must be at least 1, got {prefetch}")
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(prefetch)
+        size = integer_of(prefetch, "prefetch", least=1)
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(size)
         self._failed: BaseException | None = None
         self._thread = threading.Thread(
             target=_fill, args=(sample, self._ready, self._stopped), name="moolink-replay"

@@ -20,9 +20,12 @@ from moolink.replay import array_conversion, names
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import floats_of, keys_of, priorities_of
+from moolink.replay.options import Table
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
+from moolink.reports import ReplayServerStats
+from moolink.rpc import serving
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -66,9 +69,9 @@ class ReplayClient:
     def __init__(
         self, rpc: Rpc, server: str, name: str = "replay", *, arrays: Arrays = "same"
     ) -> None:
-        self._rpc = rpc
-        self._server = server
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._server = serving.text_of(server, "server")
+        self._name = serving.text_of(name, "name")
         self._arrays = array_conversion.kind_of(arrays)
         self._frameworks: dict[str | None, str] = {}  # of each table's items
 
@@ -163,20 +166,28 @@ class ReplayClient:
         """As :meth:`Replay.reset`."""
         self._call(names.RESET, table)
 
-    def tables(self) -> list[dict[str, Any]]:
-        """The options of each table."""
-        described: list[dict[str, Any]] = self._call(names.DESCRIBE)
-        return described
+    def tables(self) -> list[Table]:
+        """As :meth:`Replay.tables`."""
+        return [Table.described(options) for options in self._call(names.DESCRIBE)]
 
     def writer(self, keep: int, *, chunk: int = 16) -> Writer:
         """As :meth:`Replay.writer`. Steps are sent once, several at a time, and items refer to
-        them; `chunk` is how many steps may wait while those before are on their way."""
+        them.
+
+        Args:
+            keep: as for :meth:`Replay.writer`.
+            chunk: steps that may wait here while those before are on their way, at least 1.
+
+        Raises:
+            TypeError, ValueError: `keep` or `chunk` is not an integer, or below 1.
+        """
+        chunk = integer_of(chunk, "chunk", least=1)
         steps = functools.partial(RemoteSteps, self._rpc, self._server, self._name, chunk)
         return Writer(steps, keep)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> ReplayServerStats:
         """As :meth:`ReplayServer.stats`."""
-        stats: dict[str, Any] = self._call(names.STATS)
+        stats: ReplayServerStats = self._call(names.STATS)
         return stats
 
     def __repr__(self) -> str:

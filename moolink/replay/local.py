@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink.data import skeletons
+from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.replay import array_conversion
@@ -24,6 +26,7 @@ from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
 from moolink.replay.tables import Stop, Tables
 from moolink.replay.writer import Writer
+from moolink.reports import ReplayStats
 
 
 class Replay(Closing):
@@ -42,9 +45,11 @@ class Replay(Closing):
 
     Raises:
         OSError: there can be no file in the directory.
+        TypeError: a table is no Table, or `seed` no integer.
         ValueError: there is no table, or two have one name.
     """
 
+    @names_keywords
     def __init__(
         self,
         tables: Table | Sequence[Table],
@@ -62,13 +67,14 @@ class Replay(Closing):
         directory = None if spill is None else os.fsdecode(spill)
         if directory == "":
             raise ValueError("spill is an empty text: name a directory")
+        if seed is not None:
+            seed = integer_of(seed, "seed")
         self._tables = Tables(options, seed, directory)
         self._arrays = array_conversion.kind_of(arrays)
         sources.add(self)
 
-    @property
     def tables(self) -> list[Table]:
-        """The tables' options."""
+        """Returns the tables' options."""
         return [table.options for table in self._tables.opened]
 
     def insert(
@@ -102,9 +108,15 @@ class Replay(Closing):
             items = skeletons.unflatten(skeleton, stacked)
             return int(self.extend(items, priority, table=table, timeout=timeout)[0])
         layout, pattern = of.steps
-        key = self._tables.core.insert_step(
-            of.index, pattern, layout.store, layout.leaves(item), priority, timeout
-        )
+        leaves = layout.leaves(item)
+        try:
+            key = self._tables.core.insert_step(
+                of.index, pattern, layout.store, leaves, priority, timeout
+            )
+        except TypeError:  # of the core's own function: names the argument instead
+            deadlines.check(timeout)
+            floats_of(priority)
+            raise
         if key is None:
             raise self._tables.late("insert", of.options.name, timeout)
         return key
@@ -171,7 +183,18 @@ class Replay(Closing):
         prefetch: int = 2,
         device: Any = None,
     ) -> Batches:
-        """An iterator over batches without end, of which `prefetch` are sampled ahead."""
+        """Returns an iterator over batches without end, which a thread samples ahead.
+
+        Args:
+            batch_size: items of a batch.
+            table: the table's name; may be left out if there is only one.
+            prefetch: batches that are sampled ahead, at least 1.
+            device: as for :meth:`sample`.
+
+        Raises:
+            TypeError, ValueError: `batch_size` or `prefetch` is not an integer, or below 1, or
+                there is no such table.
+        """
         of = self._tables.find(table)
         size = integer_of(batch_size, "batch_size", least=1)
         return Batches(lambda stop: self._sample(of, size, None, device, stop), prefetch)
@@ -184,6 +207,10 @@ class Replay(Closing):
         table: str | None = None,
     ) -> int:
         """Sets the priorities of items; returns how many of them are still there.
+
+        Args:
+            keys: [n], as in :attr:`Batch.keys`; those of removed items are ignored.
+            priorities: [n], finite and not negative.
 
         Raises:
             TypeError: keys are not integers, or priorities are not numbers.
@@ -200,15 +227,22 @@ class Replay(Closing):
         return self._tables.core.remove(self._tables.find(table).index, keys_of(keys))
 
     def reset(self, *, table: str | None = None) -> None:
-        """Removes all items, and lets the limiter count anew."""
+        """Removes all items of a table, and lets its limiter count anew."""
         self._tables.core.reset(self._tables.find(table).index)
 
     def writer(self, keep: int) -> Writer:
-        """A writer of steps, from whose last `keep` ones items are made. For one thread."""
+        """Returns a writer of steps, from which items are made. For one thread.
+
+        Args:
+            keep: the steps of the episode of which items can be made, from the last one back.
+
+        Raises:
+            TypeError, ValueError: `keep` is not an integer, or below 1.
+        """
         return Writer(functools.partial(LocalSteps, self._tables), keep)
 
-    def stats(self) -> dict[str, Any]:
-        """Of each table its size, counts and waiters; of the stores, steps and bytes."""
+    def stats(self) -> ReplayStats:
+        """Returns the counts of each table, and the memory of steps."""
         return {
             "tables": {
                 table.options.name: self._tables.core.table_stats(table.index)

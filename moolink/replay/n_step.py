@@ -11,6 +11,7 @@ import numpy as np
 
 from moolink.data import skeletons
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.replay.writer import Writer
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class NStepWriter:
         ValueError: `n` or `discount` is out of range.
     """
 
+    @names_keywords
     def __init__(
         self,
         replay: Replay | ReplayClient,

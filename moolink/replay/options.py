@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+from moolink.internal.integers import integer_of
 
 _NO_BOUND = sys.float_info.max
 _LARGEST = (1 << 32) - 1
@@ -35,6 +38,7 @@ class Prioritized(Selector):
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
+        _require_number("exponent", self.exponent)
         if not 0 <= self.exponent < float("inf"):
             raise ValueError(f"an exponent must not be negative, got {self.exponent}")
 
@@ -71,8 +75,9 @@ class Limiter:
     max_diff: float = _NO_BOUND
 
     def __post_init__(self) -> None:
-        if self.min_size < 1:
-            raise ValueError(f"min_size must be at least 1, got {self.min_size}")
+        integer_of(self.min_size, "min_size", least=1)
+        for bound in ("samples_per_insert", "min_diff", "max_diff"):
+            _require_number(bound, getattr(self, bound))
         if not 0 < self.samples_per_insert < float("inf"):
             raise ValueError(f"samples_per_insert must be positive, got {self.samples_per_insert}")
 
@@ -90,6 +95,9 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
     Raises:
         ValueError: `error_buffer` is below max(1, samples_per_insert), which could stop both.
     """
+    integer_of(min_size, "min_size", least=1)
+    _require_number("samples_per_insert", samples_per_insert)
+    _require_number("error_buffer", error_buffer)
     least = max(1.0, samples_per_insert)
     if not error_buffer >= least:  # so that NaN fails, too
         raise ValueError(
@@ -100,18 +108,23 @@ def SampleToInsertRatio(samples_per_insert: float, min_size: int, error_buffer: 
     return Limiter(samples_per_insert, min_size, offset - error_buffer, offset + error_buffer)
 
 
+def _require_number(name: str, value: Any) -> None:
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table of a :class:`moolink.Replay`.
 
     Args:
         name: its name.
-        max_size: items that it may have.
+        max_size: the most items that it has, from 1 to 2**32 - 1.
         sampler: which items are sampled.
         remover: which item makes room in a full table. None: an insert waits until items were
             sampled `max_times_sampled` times, or removed.
         limiter: when items may be inserted and sampled.
-        max_times_sampled: an item is removed when it was sampled so often; 0: never.
+        max_times_sampled: an item is removed once it has been sampled this often; 0: never.
 
     Raises:
         TypeError: an option is of another type.
@@ -164,7 +177,7 @@ class Table:
         return cls(name, max_size, Lifo(), Lifo(), limiter, max_times_sampled=1)
 
     def describe(self) -> dict[str, Any]:
-        """The options as plain values, which a checkpoint keeps and compares."""
+        """The options as plain values, which a checkpoint keeps and compares, and clients get."""
         limiter = self.limiter
         return {
             "name": self.name,
@@ -179,3 +192,24 @@ class Table:
             ],
             "max_times_sampled": self.max_times_sampled,
         }
+
+    @classmethod
+    def described(cls, options: Mapping[str, Any]) -> Table:
+        """The table that :meth:`describe` has described so."""
+        remover = options["remover"]
+        return cls(
+            options["name"],
+            options["max_size"],
+            _described_selector(*options["sampler"]),
+            None if remover is None else _described_selector(*remover),
+            Limiter(*options["limiter"]),
+            options["max_times_sampled"],
+        )
+
+
+def _described_selector(name: str, exponent: float) -> Selector:
+    selectors = (Uniform(), Prioritized(exponent), Fifo(), Lifo(), MinHeap(), MaxHeap())
+    for selector in selectors:
+        if selector.arguments[0] == name:
+            return selector
+    raise ValueError(f"there is no selector {name!r}")

@@ -51,8 +51,6 @@ class RemoteSteps(Steps):
     """
 
     def __init__(self, rpc: Rpc, server: str, name: str, chunk: int, first: Any) -> None:
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1, got {chunk}")
         leaves, self.skeleton = skeletons.flatten(first)
         self.columns = []
         for path, leaf in zip(skeletons.paths(self.skeleton), leaves, strict=True):

@@ -13,6 +13,7 @@ from moolink.data import skeletons
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.replay import names, turns
 from moolink.replay.local import Replay
@@ -20,6 +21,7 @@ from moolink.replay.local_steps import LocalSteps
 from moolink.replay.tables import Tables
 from moolink.replay.turns import Group
 from moolink.replay.writer import Item
+from moolink.reports import ReplayServerStats
 from moolink.rpc import lending, serving
 
 if TYPE_CHECKING:
@@ -37,14 +39,18 @@ class ReplayServer(Closing):
         name: its name at clients; one of a name at a peer.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: this peer serves a replay of the name already.
     """
 
+    @names_keywords
     def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
-        self._rpc = rpc
+        if not isinstance(replay, Replay):
+            raise TypeError(f"replay must be a moolink.Replay, got {shown(replay)}")
+        self._rpc = serving.peer_of(rpc)
         self._replay = replay
         self._tables = replay._tables
-        self._name = name
+        self._name = serving.text_of(name, "name")
         self._writers: dict[str, _RemoteWriter] = {}
         self._closed = False
         self._forked()
@@ -67,8 +73,8 @@ class ReplayServer(Closing):
             rpc.define_deferred(function.format(name), handler)
         forks.changes_in_children(self)
 
-    def stats(self) -> dict[str, Any]:
-        """The replay's, and how many writers there are."""
+    def stats(self) -> ReplayServerStats:
+        """Returns the replay's, and the number of writers."""
         with self._lock:
             return {**self._replay.stats(), "writers": len(self._writers)}
 
@@ -82,14 +88,14 @@ class ReplayServer(Closing):
         self._drop(set(self._writers))
 
     def __repr__(self) -> str:
-        tables = ", ".join(table.name for table in self._replay.tables)
+        tables = ", ".join(table.name for table in self._replay.tables())
         return f"<moolink.ReplayServer {self._name!r} of {tables}>"
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
 
     def _describe(self) -> list[dict[str, Any]]:
-        return [table.describe() for table in self._replay.tables]
+        return [table.describe() for table in self._replay.tables()]
 
     def _update(
         self, table: str | None, keys: npt.NDArray[Any], priorities: npt.NDArray[Any]

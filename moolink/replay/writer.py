@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
+from moolink.internal.integers import integer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +98,8 @@ class Writer:
     """
 
     def __init__(self, steps: Callable[[Any], Steps], keep: int) -> None:
-        if keep < 1:
-            raise ValueError(f"a writer keeps at least one step, got {keep}")
         self._open = steps
-        self._keep = keep
+        self._keep = integer_of(keep, "keep", least=1)
         self._steps: Steps | None = None
         self._history: Any = None
         self._begin = 0  # of the episode

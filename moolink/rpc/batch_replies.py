@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from moolink.data.batch_layout import Values, as_numpy, is_array
+from moolink.data.batch_layout import Values, is_array
+from moolink.data.frameworks import as_numpy, is_torch
 from moolink.internal.countdown import after_all
 
 
@@ -149,7 +149,7 @@ class BatchReturn:
                 f"{path}: an array has one row for each of the batch: expected {self._rows}, got "
                 f"shape {tuple(value.shape)}"
             )
-        rows = _on_host(value)
+        rows = value.detach().cpu() if is_torch(value) else as_numpy(value)
         if self._sizes is None:
             return [rows[i] for i in range(len(self))]
         ends = list(itertools.accumulate(self._sizes))
@@ -174,10 +174,3 @@ def _is_flat(value: tuple[Any, ...]) -> bool:
     if not value or hasattr(value, "_fields"):
         return False
     return not any(isinstance(part, dict | list | tuple) or _has_rows(part) for part in value)
-
-
-def _on_host(value: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return as_numpy(value)

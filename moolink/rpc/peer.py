@@ -8,11 +8,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
+from moolink import tokens
 from moolink._core import RpcCore, RpcDeferredReturn
 from moolink.errors import Error, QueueFull
-from moolink.internal import deadlines, forks, logs, pickles, tokens
+from moolink.internal import deadlines, forks, logs, pickles
 from moolink.internal.keywords import names_keywords
 from moolink.internal.pickles import AllowPickle
 from moolink.metrics import sources
@@ -22,12 +23,12 @@ from moolink.rpc import report
 # They import asyncio and numpy, which start threads and take time: loaded when first needed.
 if TYPE_CHECKING:
     from moolink.data.batch_layout import Mode
-    from moolink.internal.tokens import Identity, Key
     from moolink.rpc.async_handlers import AsyncHandler
     from moolink.rpc.batch_replies import BatchRules
     from moolink.rpc.batch_stacking import BatchOptions, Call
     from moolink.rpc.batching import BatchHandler, CallQueue
     from moolink.rpc.queue import Queue
+    from moolink.tokens import Identity, Key
 
 Arrays = Literal["same", "numpy", "torch", "jax"]
 
@@ -54,12 +55,18 @@ class Rpc(RpcCore):
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
+        if not isinstance(name, str | None):
+            raise TypeError(f"name must be a str, got {name!r}")
+        if isinstance(transports, str):
+            raise TypeError(f'transports must be a list, such as ["tcp"], got {transports!r}')
+        if not isinstance(timeout, SupportsFloat):
+            raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
         proof = tokens.identity(token, token_file, insecure)
         pickles.check(allow_pickle, proof)
         super().__init__(
             name,
             arrays=arrays,
-            device=device,
+            device=str(device),
             allow_pickle=bool(allow_pickle),
             transports=transports,
             timeout=timeout,
@@ -104,29 +111,30 @@ class Rpc(RpcCore):
 
         A generator, async or not, is called with stream: it yields the items.
 
-        With `batch_size` the function gets that many calls at once: arrays stacked along a new
-        first dimension, structures of dicts, lists and tuples kept; in place of a value that is no
-        array, a tuple with that of each call. Its reply is split: see BatchReturn. The first
-        batch that was served fixes the calls' layout; a call that differs fails alone.
+        With `batch_size`, the function gets that many calls at once. Arrays are stacked along a new
+        first dimension; dicts, lists and tuples keep their structure; a value that is not an array
+        becomes a tuple with the value of each call. The function's reply is split: see BatchReturn.
+        The first batch that was served fixes the calls' layout; a call that differs fails alone.
 
-        With `dynamic_batching` it gets the calls that came while it served the last batch: at least
-        one, of any layout; a call that differs from most of a batch fails alone.
+        With `dynamic_batching`, the function gets the calls that came while it served the batch
+        before: at least one, of any layout. A call that differs from most of a batch fails alone.
 
         Args:
             name: the function's name.
             function: the handler.
-            batch_size: calls of a batch (`mode="cat"`: rows); dynamic: at most so many. None: each
-                call on its own, or, dynamic, no limit.
+            batch_size: the calls of a batch (`mode="cat"`: its rows); of a dynamic batch, the most.
+                None: each call is served by itself; a dynamic batch has no limit.
             device: where batches are made; any but "cpu" gives torch tensors.
             dynamic_batching: take the waiting calls instead of waiting for a full batch.
-            max_latency: seconds after which a batch is served that is not full; None: never.
-            pad: such a batch is filled up with zeros (values with None), whose replies are dropped;
-                else it is shorter.
-            mode: "stack": arrays along a new first dimension; "cat", only dynamic: along their
-                first one, which may differ from call to call, values repeated for each row.
-            bucket_sizes: rising sizes, of which a dynamic batch gets the next one, filled up with
-                zeros (values with None), so that code compiled for a shape is compiled a few
-                times only. The largest is the default of batch_size; a call with more rows fails.
+            max_latency: seconds after which a batch that is not full is served; None: never.
+            pad: fill such a batch up with zeros (values with None), whose replies are dropped;
+                otherwise it is shorter.
+            mode: "stack": arrays are stacked along a new first dimension. "cat", for dynamic
+                batches: arrays are joined along their first dimension, whose size may differ from
+                call to call, and a value is repeated for each row.
+            bucket_sizes: rising sizes. A dynamic batch is filled up to the next one with zeros
+                (values with None), so that code compiled for a shape is compiled a few times only.
+                The largest is the default of batch_size; a call with more rows fails.
 
         Raises:
             TypeError: `function` is not callable.

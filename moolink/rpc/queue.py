@@ -13,6 +13,7 @@ from moolink._core import LentSlot
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 
 NOTHING: Any = object()  # there is nothing to take now
@@ -33,8 +34,8 @@ class Queue(Closing):
 
     @names_keywords
     def __init__(self, max_size: int | None = None) -> None:
-        if max_size is not None and max_size < 1:
-            raise ValueError(f"max_size must be at least 1 or None, got {max_size}")
+        if max_size is not None:
+            max_size = integer_of(max_size, "max_size", least=1)
         self._max_size = max_size
         # Reentrant: a collection of garbage at any point below may close this queue.
         self._lock = threading.RLock()

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
+def peer_of(rpc: Any) -> Rpc:
+    """The peer that a program has given as `rpc`.
+
+    Raises:
+        TypeError: it is no Rpc.
+    """
+    from moolink.rpc import Rpc
+
+    if not isinstance(rpc, Rpc):
+        raise TypeError(f"rpc must be a moolink.Rpc, got {shown(rpc)}")
+    return rpc
+
+
 def undefine(rpc: Rpc, function: str) -> None:
     """Withdraws a function; a peer that is closed has none."""
     with contextlib.suppress(Closed):
@@ -30,7 +43,7 @@ def answer(reply: _core.RpcDeferredReturn, value: Any) -> None:
 
 
 def text_of(value: Any, name: str) -> str:
-    """The str that a peer has given as an argument.
+    """The str that a peer or a program has given as an argument.
 
     Raises:
         TypeError: it is not a str; the message names the argument.

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from moolink.replay import Replay, ReplayClient
+from moolink.reports import ReplayTableStats
 
 INDEX = "index"
 WEIGHT = "priority_weight"  # TorchRL's losses and users read the weights from this key
@@ -65,10 +66,10 @@ class ReplayBuffer:
     @property
     def write_count(self) -> int:
         """The number of items that anyone inserted since the table was made or emptied."""
-        return int(self._stats()["inserts"])
+        return self._stats()["inserts"]
 
     def __len__(self) -> int:
-        return int(self._stats()["size"])
+        return self._stats()["size"]
 
     def add(self, data: TensorDictBase) -> int:
         """Inserts an item; returns its key."""
@@ -145,8 +146,8 @@ class ReplayBuffer:
         """Removes all items, and starts the counts anew."""
         self._replay.reset(table=self._table)
 
-    def _stats(self) -> dict[str, Any]:
-        tables: dict[str, dict[str, Any]] = self._replay.stats()["tables"]
+    def _stats(self) -> ReplayTableStats:
+        tables = self._replay.stats()["tables"]
         name = next(iter(tables)) if self._table is None and len(tables) == 1 else self._table
         if name not in tables:
             raise ValueError(f"there is no table {name!r}; the tables are {', '.join(tables)}")

@@ -194,7 +194,7 @@ class _Sender:
                         f"workers {late} have not taken the weights after {timeout:g} s: are they "
                         "running, and do they have the same model?"
                     )
-                self._changed.wait(wait.turn(f"send() waits for workers {late}"))
+                wait.for_change(self._changed, f"send() waits for workers {late}")
 
     def close(self) -> None:
         self._publisher.close()

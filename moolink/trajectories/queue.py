@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import LentSlot
 from moolink.data import batch_layout, skeletons
 from moolink.data.batch_layout import Nest, Node, Spec
 from moolink.errors import Closed, TimeoutError
@@ -21,6 +20,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import TrajectoryQueueStats
 from moolink.rpc import serving
 from moolink.trajectories import names
 from moolink.trajectories.backlog import Backlog, Item
@@ -86,8 +86,8 @@ class TrajectoryQueue(Closing):
         self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
     ) -> None:
         max_size = integer_of(max_size, "max_size", least=1)
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._dim = integer_of(dim, "dim")
         self._device = str(device)
         self._max_size = max_size
@@ -144,9 +144,7 @@ class TrajectoryQueue(Closing):
         count = integer_of(count, "count", least=1)
         if max_lag is not None:
             max_lag = integer_of(max_lag, "max_lag", least=0)
-        enough = count if at_least is None else at_least
-        if not 1 <= enough <= count:
-            raise ValueError(f"1 <= at_least <= count does not hold: {enough}, {count}")
+        enough = count if at_least is None else integer_of(at_least, "at_least", 1, count)
         if count > self._max_size:
             raise ValueError(f"{count} items are more than max_size, {self._max_size}")
         if late not in ("drop", "mask"):
@@ -166,30 +164,36 @@ class TrajectoryQueue(Closing):
                         f"{len(self._backlog)} of {enough} items of {self._name!r} came within "
                         f"{timeout:g} s; {self._backlog.counts.dropped} were dropped so far"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the queue {self._name!r} waits for {count} items; {len(self._backlog)} are "
-                    f"there, {self._backlog.counts.dropped} were dropped"
+                    f"there, {self._backlog.counts.dropped} were dropped",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
             items = self._backlog.take(count)
             version = self._backlog.version
             self._settle(None)
         with self._copying:  # a layout makes one batch at a time
             return self._batch(items, count, version, max_lag)
 
-    def stats(self) -> dict[str, Any]:
-        """Items that wait, in the queue and for room, and counts since the beginning; mean lags of
-        the items that were taken, in versions: while acting (`acting`: from the first step to the
-        last), until the item came (`in_flight`) and until it was taken (`in_queue`)."""
+    def stats(self) -> TrajectoryQueueStats:
+        """Returns the items that wait, counts, and how old the items were that were taken."""
         with self._changed:
-            counts = dataclasses.asdict(self._backlog.counts)
-            size, in_line = len(self._backlog), self._backlog.in_line
-        taken = max(1, counts["taken"])
-        lags = {
-            part: counts.pop(f"lag_{part}") / taken for part in ("acting", "in_flight", "in_queue")
-        }
-        return {"size": size, "waiting_for_room": in_line, **counts, "mean_lag": lags}
+            counts = self._backlog.counts
+            taken = max(1, counts.taken)
+            return {
+                "size": len(self._backlog),
+                "waiting_for_room": self._backlog.in_line,
+                "put": counts.put,
+                "taken": counts.taken,
+                "dropped": counts.dropped,
+                "withdrawn": counts.withdrawn,
+                "largest_lag": counts.largest_lag,
+                "mean_lag": {
+                    "acting": counts.lag_acting / taken,
+                    "in_flight": counts.lag_in_flight / taken,
+                    "in_queue": counts.lag_in_queue / taken,
+                },
+            }
 
     def _metrics(self) -> Iterator[Value]:
         stats, labels = self.stats(), {"name": self._name}

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from moolink.errors import Closed, NoSuchFunction, PeerLost, TimeoutError
 from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.reports import TrajectoryWriterStats
+from moolink.rpc import serving
 from moolink.trajectories import names
 
 if TYPE_CHECKING:
@@ -34,15 +37,13 @@ class TrajectoryWriter(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be at least 1, got {ahead}")
-        self._rpc = rpc
-        self._function = names.PUT.format(name)
-        self._learner = learner
-        self._ahead = ahead
+        self._rpc = serving.peer_of(rpc)
+        self._function = names.PUT.format(serving.text_of(name, "name"))
+        self._learner = serving.text_of(learner, "learner")
+        self._ahead = integer_of(ahead, "ahead", least=1)
         self._pending: collections.deque[Future] = collections.deque()
         self._refused = deadlines.Wait()  # since an item was accepted
-        self._counts = {"put": 0, "accepted": 0, "lost": 0}
+        self._stats: TrajectoryWriterStats = {"put": 0, "accepted": 0, "lost": 0}
         self.learner_version: int | None = None
         """The learner's version when it accepted the last item; None: it has accepted none."""
 
@@ -72,7 +73,7 @@ class TrajectoryWriter(Closing):
         # The queue answers once it has room, however long that takes.
         call = self._rpc._async_within(None, self._learner, self._function, tree, begin, end)
         self._pending.append(call)
-        self._counts["put"] += 1
+        self._stats["put"] += 1
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the learner has accepted all items.
@@ -83,9 +84,9 @@ class TrajectoryWriter(Closing):
         """
         self._wait_for(0, timeout)
 
-    def stats(self) -> dict[str, int]:
-        """Items that were put, accepted, and lost with a learner."""
-        return dict(self._counts)
+    def stats(self) -> TrajectoryWriterStats:
+        """Returns the counts of items that were put, accepted, and lost with a learner."""
+        return self._stats.copy()
 
     def close(self) -> None:
         """Gives up the items that wait for room."""
@@ -98,27 +99,25 @@ class TrajectoryWriter(Closing):
         waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
         while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
             call = self._pending[0]
-            while not call.wait(wait.turn(waits)):
-                if wait.over:
-                    raise TimeoutError(
-                        f"{self._learner!r} accepted no item within {timeout:g} s: "
-                        "its queue is full",
-                        peer=self._learner,
-                        function=self._function,
-                    )
+            if not wait.for_call(call, waits):
+                raise TimeoutError(
+                    f"{self._learner!r} accepted no item within {timeout:g} s: its queue is full",
+                    peer=self._learner,
+                    function=self._function,
+                )
             self._pending.popleft()
             self._accept(call)
 
     def _accept(self, call: Future) -> None:
         try:
             self.learner_version = call.result()
-            self._counts["accepted"] += 1
+            self._stats["accepted"] += 1
             self._refused = deadlines.Wait()
         except Closed:
             raise
         except NoSuchFunction as lost:
-            self._counts["lost"] += 1
+            self._stats["lost"] += 1
             time.sleep(min(_PAUSE, self._refused.turn(f"items of a writer are lost: {lost}")))
         except PeerLost as lost:
-            self._counts["lost"] += 1
+            self._stats["lost"] += 1
             logs.logger.warning("an item for %r is lost: %s", self._learner, lost)

@@ -11,6 +11,7 @@ from moolink.internal import forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.reports import ParameterServerStats
 from moolink.rpc import serving
 from moolink.weights import names
 from moolink.weights.blob import Arrays
@@ -61,17 +62,19 @@ class ParameterServer(Closing):
         publish_every: int = 1,
         like: Any = None,
     ) -> None:
+        if not callable(update):
+            raise TypeError(f"update must be callable, got {update!r}")
         if max_staleness is not None:
             max_staleness = integer_of(max_staleness, "max_staleness", least=0)
         self._publish_every = integer_of(publish_every, "publish_every", least=1)
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._tree = tree
         self._update = update
         self._max_staleness = max_staleness
         self._expected = None if like is None else batch_layout.build(like, _ONE)
         self._version = 0
-        self._counts = {"applied": 0, "dropped": 0}
+        self._dropped = 0
         self._failure = ""
         self._closed = False
         self._forked()
@@ -102,10 +105,15 @@ class ParameterServer(Closing):
         with self._lock:
             return Weights(self._version, self._tree)
 
-    def stats(self) -> dict[str, Any]:
-        """The version, pushes applied and dropped, and the publisher's stats."""
+    def stats(self) -> ParameterServerStats:
+        """Returns the version, counts of pushes, and the publisher's stats."""
         with self._lock:
-            return {"version": self._version, **self._counts, "publisher": self._publisher.stats()}
+            return {
+                "version": self._version,
+                "applied": self._version,
+                "dropped": self._dropped,
+                "publisher": self._publisher.stats(),
+            }
 
     def close(self) -> None:
         """Ends it, when the pushes that have come are applied. Clients keep the version that they
@@ -138,7 +146,7 @@ class ParameterServer(Closing):
             if version > self._version:
                 raise ValueError(f"version {version} was never made: the newest is {self._version}")
             if self._max_staleness is not None and self._version - version > self._max_staleness:
-                self._counts["dropped"] += 1
+                self._dropped += 1
                 return None
             try:
                 tree = self._update(self._tree, pushed)
@@ -148,7 +156,6 @@ class ParameterServer(Closing):
                 raise
             self._tree = tree
             self._version += 1
-            self._counts["applied"] += 1
             if self._version % self._publish_every == 0:
                 self._publisher.publish(self._tree, self._version)
             return self._version

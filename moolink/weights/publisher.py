@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
-from moolink._core import LentSlot
 from moolink.errors import Closed, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
@@ -18,6 +17,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import PublisherStats
 from moolink.rpc import lending, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
@@ -77,11 +77,9 @@ class Publisher(Closing):
 
     @names_keywords
     def __init__(self, rpc: Rpc, name: str, *, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
-        self._rpc = rpc
-        self._name = name
-        self._keep = keep
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
+        self._keep = integer_of(keep, "keep", least=1)
         self._instance = _core.create_uid()
         self._snapshots: dict[int, _Snapshot] = {}  # by version, the oldest first
         self._version: int | None = None
@@ -173,6 +171,7 @@ class Publisher(Closing):
             TimeoutError: fewer have it after `timeout` seconds; the message lists their versions.
             moolink.Closed: the publisher was closed.
         """
+        version, count = integer_of(version, "version"), integer_of(count, "count")
         wait = deadlines.Wait(timeout)
         with self._changed:
             while True:
@@ -186,17 +185,14 @@ class Publisher(Closing):
                         f"{ready} of {count} subscribers of {self._name!r} have version "
                         f"{version} after {timeout:g} s; they have {there}"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the publisher of {self._name!r} waits for {count} subscribers that have "
-                    f"version {version}; they have {there}"
+                    f"version {version}; they have {there}",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
 
-    def stats(self) -> dict[str, Any]:
-        """The newest version, its bytes, the versions that can be fetched, and for each
-        `Subscriber` its version, its host and the peer that it fetches from ("": the publisher).
-        """
+    def stats(self) -> PublisherStats:
+        """Returns the versions that are there, and each subscriber's."""
         with self._changed:
             acknowledged = self.acknowledged()
             newest = self._snapshots.get(-1 if self._version is None else self._version)

@@ -13,6 +13,7 @@ from moolink.data import skeletons
 from moolink.errors import Error, TimeoutError
 from moolink.internal import deadlines
 from moolink.internal.keywords import names_keywords
+from moolink.reports import ShardedSubscriberStats
 from moolink.rpc import lending
 from moolink.weights import blob, names, shards
 from moolink.weights.agreement import ASK_AGAIN, Agreement
@@ -84,11 +85,16 @@ class ShardedSubscriber(Following):
         with self._changed:
             return self._weights
 
-    def stats(self) -> dict[str, Any]:
-        """The current version, counts of the versions, pieces of arrays and bytes that have
-        arrived, and the reason why the subscriber waits."""
+    def stats(self) -> ShardedSubscriberStats:
+        """Returns the current version, what has arrived, and why the subscriber waits."""
         with self._changed:
-            return {"version": self._current(), **self._counts, "waiting_for": self._reason}
+            return {
+                "version": self._current(),
+                "versions": self._counts["versions"],
+                "pieces": self._counts["pieces"],
+                "bytes": self._counts["bytes"],
+                "waiting_for": self._reason,
+            }
 
     def __repr__(self) -> str:
         return (

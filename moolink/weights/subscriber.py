@@ -14,6 +14,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
+from moolink.reports import SubscriberStats
 from moolink.rpc import lending, serving
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
@@ -58,7 +59,7 @@ class Subscriber(Following):
         dtype: FloatType | None = None,
     ) -> None:
         super().__init__(rpc, name, repr(publisher), arrays, dtype)
-        self._publisher = publisher
+        self._publisher = serving.text_of(publisher, "publisher")
         self._host = host_key()
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
@@ -74,12 +75,17 @@ class Subscriber(Following):
             copy = self._held
         return None if copy is None else copy.weights(self._arrays)
 
-    def stats(self) -> dict[str, Any]:
-        """The current version, and counts so far: versions, chunks, bytes that were fetched and
-        bytes that were mapped from a process of this host."""
+    def stats(self) -> SubscriberStats:
+        """Returns the current version, what has arrived, and why the subscriber waits."""
         with self._changed:
-            version = None if self._held is None else self._held.key[1]
-            return {"version": version, **self._counts, "waiting_for": self._reason}
+            return {
+                "version": self._current(),
+                "versions": self._counts["versions"],
+                "chunks": self._counts["chunks"],
+                "bytes_fetched": self._counts["bytes_fetched"],
+                "bytes_mapped": self._counts["bytes_mapped"],
+                "waiting_for": self._reason,
+            }
 
     def _metrics(self) -> Iterator[Value]:
         if self._held is not None:

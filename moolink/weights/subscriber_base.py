@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
-from moolink._core import LentSlot
 from moolink.errors import CancelledError, Closed, Error, TimeoutError
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
+from moolink.internal.integers import integer_of
 from moolink.rpc import serving
 from moolink.weights.blob import Arrays, FloatType
 from moolink.weights.copies import Weights
@@ -36,8 +36,8 @@ class Following(Closing):
             raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
         if arrays not in get_args(Arrays):
             raise ValueError(f"arrays must be one of {', '.join(get_args(Arrays))}, got {arrays!r}")
-        self._rpc = rpc
-        self._name = name
+        self._rpc = serving.peer_of(rpc)
+        self._name = serving.text_of(name, "name")
         self._source = source
         self._arrays: Arrays = arrays
         self._dtype = dtype or ""
@@ -68,7 +68,9 @@ class Following(Closing):
         Raises:
             TimeoutError: there was none in `timeout` seconds; the message says why.
             moolink.Closed: the subscriber or its peer was closed.
+            TypeError, ValueError: `min_version` is no integer, or `timeout` no time limit.
         """
+        min_version = integer_of(min_version, "min_version")
         wait = deadlines.Wait(timeout)
         with self._changed:
             while (current := self._current()) is None or current < min_version:
@@ -80,12 +82,11 @@ class Following(Closing):
                         f"no version {min_version} of {self._name!r} came from "
                         f"{self._source} within {timeout:g} s; there is {has}: {self._reason}"
                     )
-                turn = wait.turn(
+                wait.for_change(
+                    self._changed,
                     f"the subscriber of {self._name!r} waits for version {min_version} from "
-                    f"{self._source}: {self._reason}"
+                    f"{self._source}: {self._reason}",
                 )
-                with LentSlot():
-                    self._changed.wait(turn)
         weights = self.latest()
         assert weights is not None
         return weights

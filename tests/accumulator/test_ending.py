@@ -91,7 +91,7 @@ def test_a_leader_stays_until_the_others_have_its_last_parameters(make: Make, le
     first.thread.start()
     # The follower has not come for the round yet; the leader is at its end.
     until(
-        lambda: not first.thread.is_alive() or second.member.accumulator._parting.is_asked(),
+        lambda: not first.thread.is_alive() or bool(second.member.accumulator._parting._waiting),
         "the leader's end",
     )
     assert list(turns) == []
@@ -160,7 +160,7 @@ def test_a_newcomer_at_the_end_gets_the_final_state(make: Make) -> None:
     first, second = learners(make, torch_model(), torch_model())
     turns = contribute_once(second)
     first.thread.start()
-    until(lambda: second.member.accumulator._parting.is_asked(), "the leader's end")
+    until(lambda: bool(second.member.accumulator._parting._waiting), "the leader's end")
     late = Learner(Member(make("late", torch_model(7.0))))
     assert list(late.turns()) == []
     assert list(turns) == []

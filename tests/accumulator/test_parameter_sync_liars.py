@@ -66,4 +66,4 @@ def test_a_question_for_the_end_of_another_form_is_refused(
         liar.connect(broker_address)
         with pytest.raises(moolink.RemoteError, match="name and a version"):
             liar.sync("member", "moolink.parting:group:model", *question)
-    assert not member._parting.is_asked()
+    assert not member._parting._waiting

@@ -42,9 +42,10 @@ def of_jax() -> Framework:
 @contextmanager
 def gives(leader: AccumulatorBase, model: Any) -> Iterator[None]:
     """The leader has another model to hand out meanwhile."""
-    leader._capture_model = lambda: model
+    own = leader._transfer._capture
+    leader._transfer._capture = lambda: model
     yield
-    del leader._capture_model
+    leader._transfer._capture = own
 
 
 @pytest.mark.parametrize("framework", [of_torch, of_jax], ids=["torch", "jax"])

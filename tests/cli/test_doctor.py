@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import moolink
+from moolink import tokens
 from moolink.cli import doctor, reach
 from moolink.cli.main import main
-from moolink.internal import tokens
 
 
 def test_the_report_is_complete_and_readable_by_programs(capsys):

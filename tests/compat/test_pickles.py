@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import moolink
-from moolink.internal import pickles, tokens
+from moolink import tokens
+from moolink.internal import pickles
 from tests.compat.conftest import Peers
 from tests.waiting import until
 

@@ -270,7 +270,7 @@ def test_tensors_are_put_on_the_device_that_was_asked_for() -> None:
 def test_arrays_of_a_device_are_seen_as_copies_by_numpy() -> None:
     run_with_fake_driver(
         """
-        from moolink.env_pool.actions import as_numpy
+        from moolink.data.frameworks import as_numpy
 
         whole = np.arange(60_000, dtype=np.float32).reshape(200, 300)
         for array in (whole, whole[::2, 5:], whole[:0], np.array(2.5)):

@@ -8,8 +8,8 @@ import urllib.request
 from typing import Any
 
 import moolink
+from moolink import tokens
 from moolink.dashboard.server import Dashboard
-from moolink.internal import tokens
 from tests import waiting
 
 

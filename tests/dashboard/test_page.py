@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import moolink
+from moolink import tokens
 from moolink.dashboard.job import Job
 from moolink.dashboard.server import Dashboard
-from moolink.internal import tokens
 from tests import waiting
 from tests.dashboard.dashboards import NotLocal, Served
 

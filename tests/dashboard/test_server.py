@@ -18,10 +18,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import moolink
+from moolink import tokens
 from moolink.dashboard import connections
 from moolink.dashboard.access import Access
 from moolink.dashboard.server import Dashboard
-from moolink.internal import tokens
 from tests import waiting
 from tests.dashboard.dashboards import NotLocal, Served, get
 from tests.waiting import PROCESS_LIMIT

@@ -13,7 +13,7 @@ from tests.docs.examples import ROOT
 
 PACKAGES = [
     *("replay", "weights", "trajectories", "inference", "launch", "accumulate"),
-    *("metrics", "torch", "jax", "torchrl", "ray"),
+    *("metrics", "reports", "tokens", "torch", "jax", "torchrl", "ray"),
 ]
 MODULES = {"moolink.sb3", "moolink.pettingzoo", "moolink.tensordict"}  # documented as a whole
 FOR_RAY = {"moolink.ray.NAME", "moolink.ray.Place", "moolink.ray.TensorTransport"}  # Ray makes them
@@ -37,8 +37,9 @@ def public() -> set[str]:
         if name not in ("metrics", "RpcError", "AllReduce")
     }
     for package in PACKAGES:
-        path = (ROOT / "moolink" / package / "__init__.py").read_text()
-        found = re.search(r"__all__ = \[(.*?)\]", path, re.DOTALL)
+        module = ROOT / "moolink" / package
+        source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        found = re.search(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)
         assert found is not None, package
         exported = set(re.findall(r'"(\w+)"', found[1]))
         names |= {

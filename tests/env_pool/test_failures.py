@@ -40,6 +40,20 @@ def children(pid: int) -> list[int]:
     return found
 
 
+of_other_tests: set[int] = set()  # such as multiprocessing's server, which lives on
+
+
+@pytest.fixture(autouse=True)
+def _note_processes() -> None:
+    of_other_tests.clear()
+    of_other_tests.update(children(os.getpid()))
+
+
+def pool_processes() -> list[int]:
+    """The processes that this test has started: a pool's server, then its workers."""
+    return [pid for pid in children(os.getpid()) if pid not in of_other_tests]
+
+
 def misbehave(action: int, row: int = 1) -> np.ndarray:
     actions = zeros(4)
     actions[row] = action
@@ -93,7 +107,7 @@ def test_an_environment_that_cannot_be_made_is_named(create_env, message, indice
         EnvPool(create_env, 2, 4, 1)
     if indices is not None:
         assert failure.value.environments == indices
-    wait_until_gone(children(os.getpid()))
+    wait_until_gone(pool_processes())
 
 
 def test_a_worker_that_dies_while_it_makes_environments_is_reported():
@@ -117,7 +131,7 @@ def test_an_environment_whose_making_hangs_is_named(make):
         if re.search("worker 0|has not begun", str(error.value)) is None:
             break
     assert re.search(late, str(error.value))
-    wait_until_gone(children(os.getpid()))
+    wait_until_gone(pool_processes())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +219,7 @@ def test_a_death_wakes_threads_and_tasks_that_wait():
 
 def worker_pids() -> list[int]:
     """The workers of the only pool: the children of its server."""
-    _, *workers = children(os.getpid())
+    _, *workers = pool_processes()
     return workers
 
 
@@ -293,7 +307,7 @@ def test_a_dead_server_is_reported_and_takes_its_workers_along():
         pool.step(0, zeros(4)).result(LONG)
         pids = worker_pids()
         future = pool.step(0, misbehave(environments.HANG))
-        os.kill(children(os.getpid())[0], signal.SIGKILL)
+        os.kill(pool_processes()[0], signal.SIGKILL)
         with pytest.raises(moolink.EnvError, match=r"fork server .* was killed by SIGKILL"):
             future.result(LONG)
         wait_until_gone(pids)
@@ -342,7 +356,7 @@ def test_use_after_close_is_refused():
 def test_environments_are_closed_and_nothing_is_left_over(tmp_path):
     def resources() -> tuple[int, list[int]]:
         gc.collect()  # Earlier tests' exceptions may hold their pools.
-        return len(os.listdir("/proc/self/fd")), children(os.getpid())
+        return len(os.listdir("/proc/self/fd")), pool_processes()
 
     create = functools.partial(environments.Recorder, str(tmp_path))
     EnvPool(create, 2, 3, 2).close()  # Modules are loaded, memory is mapped.

@@ -134,7 +134,7 @@ def test_collectives_return_jax_arrays(groups: tuple[moolink.Group, moolink.Grou
 
 
 def test_batches_and_actions_take_jax_arrays() -> None:
-    from moolink.env_pool.actions import as_numpy
+    from moolink.data.frameworks import as_numpy
 
     batcher = moolink.Batcher(2)
     for i in range(2):

@@ -11,7 +11,7 @@ import pytest
 
 import moolink
 from moolink import _core
-from moolink.env_pool.actions import as_numpy as actions_as_numpy
+from moolink.data.frameworks import as_numpy
 from tests.interop.conftest import together
 from tests.waiting import until
 
@@ -65,7 +65,7 @@ def test_batches() -> None:
 
 def test_actions() -> None:
     actions = np.arange(4)
-    assert np.array_equal(actions_as_numpy(tensor(actions)), actions)
+    assert np.array_equal(as_numpy(tensor(actions)), actions)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float64", "bfloat16"])

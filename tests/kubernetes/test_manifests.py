@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import moolink
-from moolink.internal import tokens
+from moolink import tokens
 from moolink.launch.description import Job, Role
 from moolink.launch.kubernetes import Options, manifests
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moolink.internal import tokens
+from moolink import tokens
 
 LONG = 60.0  # only bounds a hang
 HERE = """

@@ -76,7 +76,7 @@ class Acting:
         batch = self.actor.next_batch(timeout)
         if isinstance(batch, tuple) and len(batch) == 2:
             return batch[1], batch[0]
-        return batch, batch
+        return batch, batch.unroll
 
     def __enter__(self):
         self.actor.start()
@@ -138,7 +138,7 @@ def test_an_actor_ahead_of_its_learner_waits(framework):
 
 def test_groups_take_turns_when_the_learner_is_the_slower_side(framework, monkeypatch):
     envs = [Counting(2), Counting(2)]
-    monkeypatch.setattr(f"examples.{framework}.impala.make_envs", lambda o, num_envs: envs[1])
+    monkeypatch.setattr("examples.common.acting.make_envs", lambda o, num_envs: envs[1])
     with Acting(framework, envs[0], num_groups=2) as acting:
         acting.actor.release(acting.batch()[1])
         unread = [acting.batch()[1] for _ in range(2)]

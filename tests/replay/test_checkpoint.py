@@ -31,7 +31,7 @@ def filled() -> moolink.Replay:
 def test_a_restored_replay_goes_on_where_it_was(tmp_path: Path) -> None:
     replay = filled()
     replay.checkpoint(tmp_path / "replay")
-    restored = moolink.Replay.restore(tmp_path / "replay", replay.tables)
+    restored = moolink.Replay.restore(tmp_path / "replay", replay.tables())
     assert restored.stats()["tables"] == replay.stats()["tables"]
     seen: dict[int, tuple[float, float]] = {}
     for of in (replay, restored):
@@ -60,13 +60,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "replay"
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="no checkpoint"):
-        moolink.Replay.restore(path, replay.tables)
+        moolink.Replay.restore(path, replay.tables())
     replay.checkpoint(path)
     whole = path.read_bytes()
     for end in (20, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:end])
         with pytest.raises(ValueError, match="ends in the middle"):
-            moolink.Replay.restore(path, replay.tables)
+            moolink.Replay.restore(path, replay.tables())
 
 
 def test_a_checkpoint_that_fails_leaves_the_former_one(
@@ -104,7 +104,7 @@ def test_writers_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
         restored: list[Any] = []
         for _ in range(5):
             replay.checkpoint(tmp_path / "replay")
-            restored.append(moolink.Replay.restore(tmp_path / "replay", replay.tables))
+            restored.append(moolink.Replay.restore(tmp_path / "replay", replay.tables()))
     finally:
         stop.set()
         thread.join(20)

@@ -14,6 +14,9 @@ import moolink
 from moolink.internal import deadlines
 from moolink.replay import (
     Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
     MinSize,
     Prioritized,
     SampleToInsertRatio,
@@ -287,6 +290,26 @@ def test_options_that_are_no_options_are_named() -> None:
         SampleToInsertRatio(1.0, 1, float("nan"))
     with pytest.raises(TypeError, match="expected a Table or several, got a str"):
         moolink.Replay("t")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        Table("t", 3),
+        Table.queue("t", 3),
+        Table("t", 3, Prioritized(0.6), Lifo(), SampleToInsertRatio(4, 2, 8), 5),
+        Table("t", 3, MinHeap(), MaxHeap(), MinSize(2)),
+        Table("t", 3, remover=None),
+    ],
+)
+def test_a_table_is_made_again_of_its_description(table: Table) -> None:
+    assert Table.described(table.describe()) == table
+
+
+def test_a_selector_that_is_not_known_is_named() -> None:
+    options = {**Table("t", 3).describe(), "sampler": ["median", 1.0]}
+    with pytest.raises(ValueError, match="no selector 'median'"):
+        Table.described(options)
 
 
 def test_a_step_beyond_the_episode_is_named() -> None:

@@ -130,6 +130,7 @@ def test_repr_in_a_forked_child() -> None:
         (lambda: moolink.Broker(frist=True), "Broker has no .* did you mean 'first'"),
         (lambda: moolink.Group(nam="a"), "Group has no .* did you mean 'name'"),
         (lambda: moolink.Queue(maxsize=1), "Queue has no .* did you mean 'max_size'"),
+        (lambda: moolink.Replay([], sed=1), "Replay has no .* did you mean 'seed'"),
         (lambda: moolink.Batcher(1, max_batch=1), "did you mean 'max_batches'"),
         (
             lambda: moolink.EnvPool(environments.Counter, 1, 1, on_crsh="raise"),
@@ -140,6 +141,31 @@ def test_repr_in_a_forked_child() -> None:
 def test_an_unknown_keyword_names_the_known_ones(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rpc: moolink.Queue(max_size=1.5), r"max_size must be an integer, got 1\.5"),
+        (lambda rpc: moolink.Batcher("3"), "size must be an integer, got '3'"),
+        (lambda rpc: moolink.Batcher(3, dim=None), "dim must be an integer, got None"),
+        (lambda rpc: moolink.EnvPool(environments.Counter, 1, 2.5), "batch_size must be an int"),
+        (lambda rpc: moolink.VectorEnv(environments.Counter, 2.5), "num_envs must be an integer"),
+        (lambda rpc: moolink.VectorEnv("Counter"), "create_env must be callable, or several"),
+        (lambda rpc: moolink.Publisher(rpc, "w", keep=None), "keep must be an integer, got None"),
+        (lambda rpc: moolink.TrajectoryWriter(rpc, "t", "p", ahead="2"), "ahead must be an int"),
+        (lambda rpc: moolink.InferenceServer(rpc, "m", id, max_actors="9"), "max_actors must be"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").writer(2, chunk=0.5), "chunk must be an int"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").writer("2"), "keep must be an integer"),
+        (lambda rpc: moolink.ReplayClient(rpc, "p").batches(2, prefetch=0.5), "prefetch must be"),
+    ],
+    ids=range(12),
+)
+def test_a_count_that_is_no_integer_is_named(
+    make: Callable[[moolink.Rpc], Any], message: str
+) -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match=message):
+        make(rpc)
 
 
 def test_an_unknown_option_of_an_accumulator_names_the_known_ones() -> None:
@@ -167,6 +193,32 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Group(None, "group"),
         lambda rpc: moolink.Group("group", rpc),
         lambda rpc: moolink.Broker("broker"),
+        lambda rpc: moolink.Group(rpc, 3),
+        lambda rpc: moolink.Group(rpc, "group").set_timeout(None),
+        lambda rpc: moolink.Group(rpc, "group").set_sort_order("first"),
+        lambda rpc: moolink.Group(rpc, "group").all_reduce(3, 1.0),
+        lambda rpc: moolink.Group(rpc, "group").all_reduce("sum", 1.0, 3),
+        lambda rpc: moolink.Group(rpc, "group").reduce_scatter("sum", [1.0], op=max),
+        lambda rpc: moolink.Group(rpc, "group").barrier(3),
+        lambda rpc: moolink.Rpc(3),
+        lambda rpc: moolink.Rpc(timeout=None),
+        lambda rpc: moolink.Rpc(transports="tcp"),
+        lambda rpc: moolink.Publisher("policy", rpc),
+        lambda rpc: moolink.Publisher(rpc, 3),
+        lambda rpc: moolink.Subscriber(rpc, "policy", 3),
+        lambda rpc: moolink.ShardedSubscriber("policy", rpc, ["peer"]),
+        lambda rpc: moolink.ParameterServer(rpc, "policy", 1.0, "update"),
+        lambda rpc: moolink.ReplayServer(rpc, "replay"),
+        lambda rpc: moolink.ReplayClient("replay"),
+        lambda rpc: moolink.TrajectoryQueue("unrolls", rpc),
+        lambda rpc: moolink.TrajectoryWriter(rpc, "unrolls", None),
+        lambda rpc: moolink.InferenceServer("model", rpc, id),
+        lambda rpc: moolink.InferenceClient("model", rpc, "server"),
+        lambda rpc: moolink.replay.MinSize("3"),
+        lambda rpc: moolink.replay.Prioritized("3"),
+        lambda rpc: moolink.replay.SampleToInsertRatio(1.0, 1, "3"),
+        lambda rpc: moolink.Replay(moolink.replay.Table("t", 3), seed="3"),
+        lambda rpc: insert_twice(priority="high"),
         lambda rpc: rpc.listen(4431),
         lambda rpc: rpc.connect(None),
         lambda rpc: rpc.async_("peer"),
@@ -175,13 +227,21 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Lent(),
         lambda rpc: moolink.Future(),
     ],
-    ids=range(10),
+    ids=range(36),
 )
 def test_errors_quote_public_names(fail: Callable[[moolink.Rpc], Any]) -> None:
     with moolink.Rpc("peer") as rpc, pytest.raises(TypeError) as error:
         fail(rpc)
     assert "_core" not in str(error.value)
     assert "Core" not in str(error.value)
+    assert "attribute" not in str(error.value)
+    assert "supported between" not in str(error.value)
+
+
+def insert_twice(**wrong: Any) -> None:
+    with moolink.Replay(moolink.replay.Table("t", 3)) as replay:
+        replay.insert(1.0)
+        replay.insert(2.0, **wrong)
 
 
 # --- subinterpreters

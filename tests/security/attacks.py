@@ -210,11 +210,11 @@ def lying_lengths(connect: Connect) -> None:
 # What can be done to a path; the second argument: whether it is the Unix socket.
 ATTACKS: dict[str, Callable[[Connect, bool], None]] = {
     "1,000 random greetings": lambda connect, _: random_greetings(connect, 1000),
-    "1,000 bent greetings": lambda connect, unix: bent_greetings(connect, 1000, unix),
+    "1,000 malformed greetings": lambda connect, unix: bent_greetings(connect, 1000, unix),
     "2,000 idle connections": lambda connect, _: idle_connections(connect, 2000),
     "256 unfinished handshakes": lambda connect, _: unfinished_handshakes(connect, 256),
     "200 slow connections": lambda connect, unix: slow_loris(connect, 200, unix),
-    "lying lengths": lambda connect, _: lying_lengths(connect),
+    "false lengths": lambda connect, _: lying_lengths(connect),
 }
 
 

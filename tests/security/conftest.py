@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moolink.internal import tokens
+from moolink import tokens
 from tests.waiting import PROCESS_LIMIT
 
 MEMBER = Path(__file__).with_name("member.py")

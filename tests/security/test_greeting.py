@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import moolink
-from moolink.internal import tokens
+from moolink import tokens
 from tests.security.attacks import frame
 from tests.security.server import Server
 from tests.waiting import until

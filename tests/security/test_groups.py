@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import moolink
-from moolink.internal import tokens
+from moolink import tokens
 from tests.waiting import formed, until
 
 Start = Callable[..., Any]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moolink.internal import tokens
+from moolink import tokens
 from tests.waiting import PROCESS_LIMIT
 
 SCRIPT = """

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import moolink
+from moolink import tokens
 from moolink.cli.main import main
-from moolink.internal import tokens
 from tests.network.relay import Relay
 from tests.waiting import until
 

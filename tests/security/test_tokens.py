@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import moolink
-from moolink.internal import tokens
+from moolink import tokens
 from tests.waiting import PROCESS_LIMIT
 
 TOKEN = ["-m", "moolink.broker", "token"]
@@ -180,7 +180,7 @@ def test_a_file_is_made_for_its_owner_whatever_the_umask_and_never_replaced(tmp_
 
 
 def test_processes_that_start_at_once_make_one_token(tmp_path: Path) -> None:
-    script = "from moolink.internal import tokens; print(tokens.own()[0][0].text())"
+    script = "from moolink import tokens; print(tokens.own()[0][0].text())"
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "new" / "config")}
     started = [
         subprocess.Popen(

@@ -223,8 +223,12 @@ def test_what_waits_can_be_taken_after_closing(net: Net) -> None:
 
 def test_bad_arguments_are_refused(net: Net) -> None:
     with TrajectoryQueue(net.learner, "unrolls") as queue:
-        with pytest.raises(ValueError, match="at_least <= count"):
+        with pytest.raises(ValueError, match="at_least must be at most 1, got 2"):
             queue.get(1, at_least=2)
+        with pytest.raises(ValueError, match="at_least must be at least 1, got 0"):
+            queue.get(1, at_least=0)
+        with pytest.raises(TypeError, match=r"at_least must be an integer, got 0\.5"):
+            queue.get(1, at_least=0.5)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="count must be an integer, got 1"):
             queue.get(1.5)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="max_lag must be an integer, got '3'"):

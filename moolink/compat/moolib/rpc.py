@@ -8,17 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import moolink
-from moolink import _core
+from moolink import _core, tokens
 from moolink.compat.moolib.arguments import with_runtime_errors
 from moolink.compat.moolib.futures import EarlyCall, Met
 from moolink.compat.moolib.handlers import without_circle
 from moolink.errors import Closed, NoSuchFunction
-from moolink.internal import tokens
 from moolink.internal.pickles import AllowPickle
 
 if TYPE_CHECKING:
-    from moolink.internal.tokens import Identity, Key
     from moolink.rpc.batch_replies import BatchRules
+    from moolink.tokens import Identity, Key
 
 
 @with_runtime_errors(

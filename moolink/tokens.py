@@ -22,6 +22,8 @@ from typing import NamedTuple
 from moolink.errors import AuthError
 from moolink.internal import logs
 
+__all__ = ["Key", "new", "parse", "read", "write"]  # for users
+
 TOKEN_PREFIX = "moolink-token:"
 GROUP_PREFIX = "moolink-group-key:"
 FILE_VARIABLE = "MOOLINK_TOKEN_FILE"
@@ -33,7 +35,12 @@ _told_insecure = False
 
 
 class Key(NamedTuple):
-    """A secret of 32 bytes, and the group that it is the key of; "": the whole job."""
+    """A token, or a group's key: for ``Rpc(token=)`` and ``Broker(token=)``.
+
+    Attributes:
+        secret: 32 bytes.
+        group: the name of the group that it is the key of; "": a token, the key of a whole job.
+    """
 
     secret: bytes
     group: str = ""
@@ -43,12 +50,12 @@ class Key(NamedTuple):
         return f"<{self.describe()}>"
 
     def text(self) -> str:
-        """Its line in a token file."""
+        """Returns its line in a token file."""
         digits = self.secret.hex()
         return f"{GROUP_PREFIX}{digits}:{self.group}" if self.group else TOKEN_PREFIX + digits
 
     def of_group(self, name: str) -> Key:
-        """The key of a group, of a token.
+        """Derives the key of a group from a token.
 
         Raises:
             ValueError: this is a group's key, or `name` is no name.
@@ -59,12 +66,12 @@ class Key(NamedTuple):
         return Key(_hkdf(self.secret, f"moolink group {name}".encode(), 32), name)
 
     def dashboard(self) -> str:
-        """The key of the job's dashboard, as text. It shows the job and does not admit
+        """Derives the key of the job's dashboard, as text. It shows the job and does not admit
         peers: over HTTP it can be overheard."""
         return _hkdf(self.secret, f"moolink dashboard {self.group}".encode(), 16).hex()
 
     def describe(self) -> str:
-        """Names it without telling it: two keys of the same id are the same."""
+        """Returns its public id, and what it is the key of: two keys of one id are the same."""
         key_id = _hkdf(self.secret, b"moolink key id", 8).hex()
         return f"key {key_id} of " + (f"group {self.group!r}" if self.group else "the whole job")
 

@@ -1,0 +1,34 @@
+"""Arrays of frameworks that this process may not have imported; nothing here imports one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moolink import _core
+
+
+def is_torch(value: object) -> bool:
+    """Whether it is a torch tensor."""
+    # Another thread may be importing torch: then it has no Tensor yet.
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def is_jax(value: object) -> bool:
+    """Whether it is a JAX array."""
+    return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
+
+
+def as_numpy(value: Any) -> npt.NDArray[Any]:
+    """A numpy view of an array of any framework; of one on a device, a copy on the host."""
+    if type(value) is np.ndarray:
+        return value
+    if is_torch(value):
+        array: npt.NDArray[Any] = value.detach().cpu().numpy()
+        return array
+    if hasattr(value, "__array__") or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    return _core.as_array(value)
