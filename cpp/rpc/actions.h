@@ -30,6 +30,9 @@ struct CallKey {
   auto operator<=>(const CallKey&) const = default;
 };
 
+// The receiver of a message: the peer of a name, which must outlive this, or an instance.
+using Receiver = std::variant<const std::string*, Uid>;
+
 using Reply = std::variant<wire::Payload, Error>;
 
 // The addressee of a service message; 1 is the node's own.

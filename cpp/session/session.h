@@ -189,7 +189,7 @@ class Session {
     wire::GrantPlace place;
   };
   std::optional<StandingPlace> take_standing(Time now, std::uint64_t bytes);
-  void release_standing(ConnectionId connection, std::uint64_t grant);
+  void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
 
   // Of the path used now, if there is any.
   std::optional<ConnectionId> connection_in_use(Time now) const;

@@ -74,7 +74,7 @@ void BrokerPeer::tick(Time now) {
 
 void BrokerPeer::describe(Time, Describe how, std::string& text) const {
   if (how != Describe::everything) return;
-  text += "broker '" + rpc_->name_locked() + "'\n";
+  text += "broker '" + rpc_->node().name() + "'\n";
   for (const std::string& group : broker_.groups()) {
     const group::View* view = broker_.view(group);
     text += "  group '" + group + "': ";

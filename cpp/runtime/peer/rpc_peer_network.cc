@@ -111,18 +111,18 @@ void RpcPeer::chunk_received(transport::Connection& connection, const wire::Chun
   PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
   ++path.frames_received;
   path.bytes_received += head.bytes;
-  node_.chunk_received(clock(), connection.id(), head);
+  node_.event(&session::Session::chunk_received, clock(), connection.id(), head);
   carry_out();
 }
 
 void RpcPeer::writable(transport::Connection& connection) {
-  node_.writable(io::now(), connection.id());
+  node_.event(&session::Session::writable, io::now(), connection.id());
   carry_out();
 }
 
 void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantPlace& place) {
   stats_.paths[static_cast<std::size_t>(connection.path())].bytes_written += place.bytes;
-  node_.grant_filled(io::now(), connection.id(), place.grant);
+  node_.event(&session::Session::grant_filled, io::now(), connection.id(), place.grant);
   carry_out();
 }
 
@@ -203,7 +203,8 @@ void RpcPeer::carry_out() {
 void RpcPeer::ask_for_more() {
   for (const wire::ConnectionId id : std::exchange(fed_, {})) {
     const transport::Connection* connection = find(id);
-    if (connection != nullptr && connection->writable()) node_.writable(io::now(), id);
+    if (connection != nullptr && connection->writable())
+      node_.event(&session::Session::writable, io::now(), id);
   }
 }
 
@@ -279,19 +280,16 @@ void RpcPeer::perform(rpc::Complete& action) {
   ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
   const Error* error = std::get_if<Error>(&action.result);
   record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
-  const bool late = error && error->code == ErrorCode::timeout;
-  if (const auto future = futures_.extract(action.id); !future.empty()) {
-    if (late) tell_who_waited(*future.mapped());
-    future.mapped()->complete(std::move(action.result));
-  } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
-    if (late) tell_who_waited(*stream.mapped());
-    stream.mapped()->complete(std::move(action.result));
-  }
+  const auto pending = pending_.extract(action.id);
+  if (pending.empty()) return;
+  Awaitable& outcome = *pending.mapped().outcome;
+  if (error && error->code == ErrorCode::timeout) tell_who_waited(outcome);
+  outcome.complete(std::move(action.result));
 }
 
 void RpcPeer::perform(rpc::StreamItem& action) {
-  const auto stream = streams_.find(action.id);
-  if (stream != streams_.end()) stream->second->add(std::move(action.item));
+  const auto pending = pending_.find(action.id);
+  if (pending != pending_.end()) pending->second.items->add(std::move(action.item));
 }
 
 void RpcPeer::perform(rpc::CreditRaised& action) {
@@ -332,16 +330,12 @@ void RpcPeer::perform(rpc::CloseConnection& action) {
 }
 
 void RpcPeer::perform(rpc::AllocateGrant& action) {
-  std::optional<transport::Grant> grant;
+  transport::Grant grant;  // empty: there is none
   if (transport::Connection* connection = find(action.connection)) {
-    grant = connection->allocate_grant(action.bytes);
+    grant = connection->allocate_grant(action.bytes).value_or(transport::Grant{});
   }
-  if (grant) {
-    node_.grant_ready(io::now(), action.connection, action.seq, action.part, grant->place,
-                      std::move(grant->memory));
-  } else {
-    node_.grant_ready(io::now(), action.connection, action.seq, action.part, {}, {});
-  }
+  node_.event(&session::Session::grant_ready, io::now(), action.connection, action.seq, action.part,
+              grant.place, std::move(grant.memory));
 }
 
 void RpcPeer::perform(rpc::FillGrant& action) {
@@ -362,33 +356,16 @@ void RpcPeer::tell_refusal(const std::string& reason) {
   context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
 }
 
-std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t bytes) {
+bool RpcPeer::reads_devices(const rpc::Receiver& receiver) {
   const Engine::Lock lock = context_->lock();
-  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
-}
-
-std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
-  const Engine::Lock lock = context_->lock();
-  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
-}
-
-bool RpcPeer::reads_devices(const std::string& peer) {
-  const Engine::Lock lock = context_->lock();
-  return reads_devices(node_.connection_in_use(io::now(), peer));
-}
-
-bool RpcPeer::reads_devices(const Uid& peer) {
-  const Engine::Lock lock = context_->lock();
-  return reads_devices(node_.connection_in_use(io::now(), peer));
-}
-
-bool RpcPeer::reads_devices(std::optional<wire::ConnectionId> in_use) {
+  const auto in_use = node_.connection_in_use(io::now(), receiver);
   const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
   return connection != nullptr && connection->reads_devices();
 }
 
-std::optional<PlacedMemory> RpcPeer::hold(
-    const std::optional<session::Session::StandingPlace>& standing, std::size_t bytes) {
+std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  const auto standing = node_.take_standing(io::now(), receiver, bytes);
   if (!standing) return std::nullopt;
   transport::Connection* connection = find(standing->connection);
   if (connection == nullptr) return std::nullopt;
@@ -407,7 +384,7 @@ std::optional<PlacedMemory> RpcPeer::hold(
 
 void RpcPeer::release(wire::ConnectionId connection, std::uint64_t grant) {
   if (finished_) return;
-  node_.release_standing(io::now(), connection, grant);
+  node_.event(&session::Session::release_standing, io::now(), connection, grant);
   operation_done();
 }
 
@@ -417,7 +394,7 @@ void RpcPeer::perform(rpc::PassSegments& action) {
       connection != nullptr &&
       std::all_of(action.segments.begin(), action.segments.end(),
                   [&](std::uint64_t segment) { return connection->pass_segment(segment); });
-  node_.segments_passed(io::now(), action.connection, action.seq, passed);
+  node_.event(&session::Session::segments_passed, io::now(), action.connection, action.seq, passed);
 }
 
 void RpcPeer::perform(rpc::MapLoan& action) {
@@ -432,7 +409,8 @@ void RpcPeer::perform(rpc::MapLoan& action) {
                                  {lender, action.session, action.place.loan});
       },
       [&](const Error& why) { error = why; });
-  node_.loan_mapped(io::now(), action.connection, action.seq, action.part, std::move(bytes), error);
+  node_.event(&session::Session::loan_mapped, io::now(), action.connection, action.seq, action.part,
+              std::move(bytes), error);
 }
 
 void RpcPeer::return_loans() {
