@@ -97,7 +97,6 @@ void ShmConnection::establish() {
 void ShmConnection::write(wire::Frame frame) {
   if (state_ != State::open || failed_) return;
   guarded([&] { queue_.push(std::move(frame)); });
-  if (queue_.bytes() >= kHighWater) above_high_water_ = true;
 }
 
 void ShmConnection::flush() {
@@ -113,8 +112,7 @@ void ShmConnection::write_queued() {
   // Room that appeared meanwhile is left to the loop, so that no caller stays here for long;
   // otherwise the reader rings when there is room.
   if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
-  if (above_high_water_ && queue_.bytes() <= kLowWater && state_ == State::open) {
-    above_high_water_ = false;
+  if (state_ == State::open && queue_.ran_low()) {
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
     environment_.loop.post([self = shared_from_this()] {
       if (self->state_ == State::open) self->environment_.handler.writable(*self);

@@ -21,8 +21,6 @@ constexpr std::size_t kMaxVectors = 64;
 // of this process wait for the engine's lock, which is held while bytes are copied: each wait is
 // bounded, at a fraction of a millisecond.
 constexpr std::size_t kChunk = std::size_t{256} << 10;
-constexpr std::size_t kHighWater = std::size_t{512} << 10;
-constexpr std::size_t kLowWater = std::size_t{128} << 10;
 constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;   // of one readiness
 constexpr std::size_t kLeastCharge = std::size_t{4} << 10;       // the cost of a system call
 constexpr std::size_t kLargestReceive = std::size_t{256} << 10;  // of one system call
@@ -158,20 +156,11 @@ void TcpConnection::handle(std::uint32_t events) {
   if (state_ == State::closing) discard();
 }
 
-bool TcpConnection::writable() const { return queued_bytes_ < kHighWater; }
-
 // --- sending
 
 void TcpConnection::write(wire::Frame frame) {
   if (state_ != State::open) return;
-  const std::size_t bytes = frame.bytes();
-  const bool queued = guarded([&] {
-    const auto header = wire::encode_header(frame.header);
-    queue_.push_back({header, std::move(frame)});
-  });
-  if (!queued) return;
-  queued_bytes_ += bytes;
-  if (queued_bytes_ >= kHighWater) above_high_water_ = true;
+  guarded([&] { queue_.push(std::move(frame)); });
 }
 
 void TcpConnection::flush() {
@@ -179,32 +168,14 @@ void TcpConnection::flush() {
   guarded([this] { send_queued(); });
 }
 
-std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
-  std::size_t used = 0;
-  std::size_t skip = front_sent_;
-  const auto add = [&](const std::byte* data, std::size_t size) {
-    const std::size_t skipped = std::min(skip, size);
-    skip -= skipped;
-    if (size == skipped || used == limit) return;
-    vectors[used++] = {const_cast<std::byte*>(data + skipped), size - skipped};
-  };
-  for (const OutgoingFrame& out : queue_) {
-    add(out.header.data(), out.header.size());
-    add(out.frame.control.data(), out.frame.control.size());
-    for (const Buffer& piece : out.frame.payload) add(piece.data(), piece.size());
-    if (used == limit) break;
-  }
-  return used;
-}
-
 void TcpConnection::send_queued() {
   blocked_ = false;
   try {
     while (!blocked_ && (!queue_.empty() || stream_->unsent())) {
       std::array<iovec, kMaxVectors> vectors;
-      const std::size_t used = gather(vectors.data(), vectors.size());
+      const std::size_t used = queue_.gather(vectors);
       const ByteStream::Sent taken = stream_->send(std::span(vectors).first(used));
-      sent(taken.bytes);
+      queue_.sent(taken.bytes);
       blocked_ = taken.full;
     }
     if (state_ == State::closing && queue_.empty()) blocked_ = !stream_->shut_down();
@@ -214,21 +185,11 @@ void TcpConnection::send_queued() {
     return fail(std::move(error));
   }
   update_watch();
-  if (above_high_water_ && queued_bytes_ <= kLowWater && state_ == State::open) {
-    above_high_water_ = false;
+  if (state_ == State::open && queue_.ran_low()) {
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
     environment_.loop.post([self = shared_from_this()] {
       if (self->state_ == State::open) self->environment_.handler.writable(*self);
     });
-  }
-}
-
-void TcpConnection::sent(std::size_t count) {
-  queued_bytes_ -= count;
-  front_sent_ += count;
-  while (!queue_.empty() && front_sent_ >= queue_.front().frame.bytes()) {
-    front_sent_ -= queue_.front().frame.bytes();
-    queue_.pop_front();
   }
 }
 
@@ -437,7 +398,6 @@ void TcpConnection::drop() {
   environment_.loop.unwatch(watch_);
   socket_.reset();
   queue_.clear();
-  queued_bytes_ = front_sent_ = 0;
   in_bulk_ = false;
   bulk_ = {};
 }

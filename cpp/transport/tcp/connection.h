@@ -1,16 +1,13 @@
 #pragma once
 
-#include <sys/uio.h>
-
-#include <array>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/descriptor.h"
 #include "io/loop.h"
+#include "transport/send_queue.h"
 #include "transport/tcp/stream.h"
 #include "transport/transport.h"
 
@@ -53,8 +50,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::string local_address() const override;
   void write(wire::Frame frame) override;
   void flush() override;
-  std::size_t queued_bytes() const override { return queued_bytes_; }
-  bool writable() const override;
+  std::size_t queued_bytes() const override { return queue_.bytes(); }
+  bool writable() const override { return !queue_.full(); }
   void establish() override;
   void close() override;
 
@@ -68,11 +65,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
  private:
   enum class State { open, closing, closed };
-
-  struct OutgoingFrame {
-    std::array<std::byte, wire::kHeaderBytes> header;
-    wire::Frame frame;
-  };
 
   // The target of the bytes of the incoming frame once they are too many for the read-ahead.
   struct Bulk {
@@ -103,13 +95,14 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void feed_bulk();
   void finish_bulk();
   void send_queued();
-  std::size_t gather(iovec* vectors, std::size_t limit) const;
-  void sent(std::size_t count);
   void update_watch();
   void linger();
   void finish_close();
   void end(const Error& error, bool tell);
 
+  // A small frame waits for the frames queued before it.
+  static constexpr std::size_t kHighWater = std::size_t{512} << 10;
+  static constexpr std::size_t kLowWater = std::size_t{128} << 10;
   static constexpr std::size_t kReadAhead = std::size_t{128} << 10;
   static constexpr std::size_t kSmallFrame = std::size_t{32} << 10;
 
@@ -129,10 +122,7 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   io::Loop::TimerKey timer_{};  // handshake, then the end of closing
   bool failure_posted_ = false;
 
-  std::deque<OutgoingFrame> queue_;
-  std::size_t front_sent_ = 0;  // bytes of queue_.front() that have left
-  std::size_t queued_bytes_ = 0;
-  bool above_high_water_ = false;
+  SendQueue queue_{kLowWater, kHighWater};
   bool blocked_ = false;  // the socket takes no more: another attempt is useless
 
   std::unique_ptr<std::byte[]> ahead_;  // made when there is something to receive
