@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/enum_names.h"
 #include "device/block.h"
 #include "rpc/dialler.h"
 #include "runtime/peer/device_parts.h"
@@ -14,6 +15,10 @@
 namespace moolink::runtime {
 
 namespace {
+
+constexpr auto kServices = enum_names<rpc::Service::snapshot>(
+    "", "directory", "group", "collective", "accumulate", "snapshot");
+constexpr auto kHow = enum_names<rpc::Down::closed>("dead", "unreachable", "closed");
 
 // Where a peer bound to these addresses listens for RDMA: where others reach it by tcp. Empty: they
 // do not.
@@ -84,7 +89,7 @@ void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire:
     case wire::FrameType::refuse:
     case wire::FrameType::window:
     case wire::FrameType::close:
-      return record(kind, "", connection, wire::frame_type_name(type));
+      return record(kind, "", connection, wire::kFrameTypes[type]);
     default:
       return;
   }
@@ -174,17 +179,6 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
 }
 
 // --- actions of the Node
-
-namespace {
-
-const char* to_string(rpc::Service service) {
-  static constexpr const char* kNames[] = {"",           "directory",  "group",
-                                           "collective", "accumulate", "snapshot"};
-  static_assert(std::size(kNames) == static_cast<std::size_t>(rpc::Service::snapshot) + 1);
-  return kNames[service > rpc::Service::snapshot ? 0 : static_cast<std::size_t>(service)];
-}
-
-}  // namespace
 
 void RpcPeer::carry_out() {
   const auto take = [this]() -> std::vector<rpc::Action>& {
@@ -301,7 +295,7 @@ void RpcPeer::perform(rpc::CreditRaised& action) {
 
 void RpcPeer::perform(rpc::ServiceMessage& action) {
   record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
-         to_string(action.service));
+         kServices[action.service]);
   router_.dispatch(action.service, action.from, action.from_name, action.payload);
 }
 
@@ -448,8 +442,7 @@ void RpcPeer::perform(rpc::Refused& action) {
 }
 
 void RpcPeer::perform(rpc::PeerDown& action) {
-  constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
-  record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);
+  record(FlightKind::peer_down, action.name, 0, kHow[action.how]);
   ++stats_.peers_lost;
   tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
 }

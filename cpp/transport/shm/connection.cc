@@ -177,15 +177,10 @@ bool ShmConnection::tell_grant_segments() {
   for (GrantPool::Change& change : grants_->take_changes()) untold_.push_back(std::move(change));
   while (!untold_.empty()) {
     const GrantPool::Change& change = untold_.front();
-    Notice notice;
-    notice.kind = change.made ? NoticeKind::segment : NoticeKind::retire;
-    notice.segment = change.segment;
+    const Notice notice{.kind = change.made ? NoticeKind::segment : NoticeKind::retire,
+                        .segment = change.segment};
     const int descriptor = change.made ? change.made->descriptor() : -1;
-    try {
-      if (!send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
-    } catch (const Exception&) {
-      return false;  // the end of file gives the reason
-    }
+    if (!try_send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
     if (change.made) change.made->close_descriptor();
     untold_.pop_front();
   }
@@ -225,11 +220,8 @@ Buffer ShmConnection::map_loan(const wire::LoanPlace& place) {
 
 bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
   if (state_ != State::open || failed_) return false;
-  Notice notice;
-  notice.kind = NoticeKind::share;
-  notice.key = key;
   try {
-    return send_notice(socket_.get(), notice, descriptors);
+    return send_notice(socket_.get(), {.kind = NoticeKind::share, .key = key}, descriptors);
   } catch (const Exception& e) {
     if (e.error().code != ErrorCode::peer_lost) throw;
     return false;  // the end of file gives the reason
@@ -380,7 +372,7 @@ void ShmConnection::drop() {
   if (state_ == State::closed) return;
   state_ = State::closed;
   receiver_.stop();
-  say_bye();
+  try_send_notice(socket_.get(), Notice{}, {});  // a peer that has closed first needs no farewell
   environment_.loop.remove(*this);
   environment_.loop.cancel(timer_);
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
@@ -397,11 +389,6 @@ void ShmConnection::drop() {
   borrowed_.clear();
   grants_->close();
   untold_.clear();
-}
-
-void ShmConnection::say_bye() {
-  // A peer that has closed first needs no farewell.
-  guard([this] { send_notice(socket_.get(), Notice{}, {}); }, [](const Error&) {});
 }
 
 void ShmConnection::abandon() noexcept {

@@ -93,7 +93,6 @@ class ShmConnection final : public Connection,
   void send_queued();
   void write_queued();
   void finish_close();
-  void say_bye();
   void set_timer(Duration after, std::function<void()> due);
   void end(const Error& error, bool tell, bool peer_dead);
   Error with_peer(const Error& error) const;

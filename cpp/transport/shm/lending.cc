@@ -1,6 +1,5 @@
 #include "transport/shm/lending.h"
 
-#include <span>
 #include <string>
 #include <utility>
 
@@ -8,20 +7,6 @@
 #include "transport/shm/notice.h"
 
 namespace moolink::transport::shm {
-namespace {
-
-bool tell(int socket, NoticeKind kind, std::uint64_t number, std::span<const int> descriptors) {
-  Notice notice;
-  notice.kind = kind;
-  notice.segment = number;
-  try {
-    return send_notice(socket, notice, descriptors);
-  } catch (const Exception&) {
-    return false;  // the end of file gives the reason
-  }
-}
-
-}  // namespace
 
 bool LentSegments::pass(int socket, std::uint64_t number, std::size_t most) {
   if (passed_.contains(number)) return true;
@@ -29,7 +14,8 @@ bool LentSegments::pass(int socket, std::uint64_t number, std::size_t most) {
   const auto segment = pool_->segment(number);
   if (segment == nullptr) return false;
   const int descriptor = segment->descriptor();
-  if (!tell(socket, NoticeKind::lend, number, {&descriptor, 1})) return false;
+  const Notice lend{.kind = NoticeKind::lend, .segment = number};
+  if (!try_send_notice(socket, lend, {&descriptor, 1})) return false;
   passed_.insert(number);
   return true;
 }
@@ -41,7 +27,8 @@ void LentSegments::tell_retired(int socket) {
       ++passed;
       continue;
     }
-    if (!tell(socket, NoticeKind::unlend, *passed, {})) return;
+    const Notice unlend{.kind = NoticeKind::unlend, .segment = *passed};
+    if (!try_send_notice(socket, unlend, {})) return;
     passed = passed_.erase(passed);
   }
   seen_ = seen;
