@@ -8,7 +8,6 @@
 #include "base/names.h"
 #include "base/scoped.h"
 #include "io/loop.h"
-#include "runtime/group/broker_peer.h"
 
 namespace moolink::runtime {
 namespace {
@@ -223,7 +222,7 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
     broker_ = {};
     member_.broker_down(now);
   }
-  lost_session(now, peer.instance, group_down(peer.how));
+  lost_session(now, peer.instance, peer.how);
 }
 
 // As if a session with it had been lost.
