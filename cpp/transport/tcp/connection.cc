@@ -27,6 +27,7 @@ constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;  // of one readin
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
+constexpr std::size_t kStrangerAhead = std::size_t{2} << 10;   // beside one frame
 constexpr int kDiscardsAtOnce = 64;
 constexpr Duration kLinger = seconds(1);
 
@@ -52,7 +53,7 @@ TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor 
       id_(environment.next_connection_id()),
       socket_(std::move(socket)),
       dialled_(std::move(dialled)),
-      ahead_(kStrangerFrame + wire::kHeaderBytes),  // a stranger makes this side hold one frame
+      ahead_(kStrangerAhead),
       receiver_(environment, *this) {
   receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
   peer_address_ = remote_address(socket_.get()).text();
