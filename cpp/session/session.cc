@@ -28,8 +28,6 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   say_welcome(link);
 }
 
-void Session::disconnected(Time now, ConnectionId connection) { drop_link(now, connection); }
-
 void Session::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
   Link* link = find(connection);
   if (link == nullptr) return;  // closed by this side

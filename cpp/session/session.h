@@ -293,7 +293,6 @@ class Session {
   // failover.cc
   const Link* best_link(Time now) const;
   Link* best_link(Time now) { return const_cast<Link*>(std::as_const(*this).best_link(now)); }
-  void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
   void write_unassigned(Time now);
 

@@ -9,8 +9,8 @@
 
 namespace moolink::transport::tcp {
 
-// What arrives at a connection, for its FrameReceiver. Small frames come through a buffer; the bytes
-// of large ones and of chunks go straight to their memory.
+// What arrives at a connection, for its FrameReceiver. Small frames come through a buffer; the
+// bytes of large ones and of chunks go straight to their memory.
 class ReadAhead {
  public:
   // Reads so many bytes ahead.

@@ -320,9 +320,12 @@ void TcpTransport::dial_ended(DialId id, const Error& error) {
   if (found.empty()) return;
   Dial& dial = found.mapped();
   if (dial.socket) stop_attempt(dial);
-  environment_.handler.dial_failed(
-      dial.address,
-      make_error(error.code, "cannot connect to " + dial.address + ": " + error.message));
+  tell_failed(dial.address, error.code, error.message);
+}
+
+void TcpTransport::tell_failed(const std::string& address, ErrorCode code, const std::string& why) {
+  environment_.handler.dial_failed(address,
+                                   make_error(code, "cannot connect to " + address + ": " + why));
 }
 
 void TcpTransport::resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error) {
@@ -340,10 +343,8 @@ void TcpTransport::dial_next(DialId id) {
     if (start_connect(id, dial, dial.candidates[dial.next++])) return;
   }
   const Dial failed = std::move(dials_.extract(id).mapped());
-  const ErrorCode code = failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error;
-  environment_.handler.dial_failed(
-      failed.address,
-      make_error(code, "cannot connect to " + failed.address + ": " + failed.failure));
+  tell_failed(failed.address, failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error,
+              failed.failure);
 }
 
 // Returns false if the attempt failed at once.
@@ -405,11 +406,7 @@ void TcpTransport::connected(DialId id) {
   Descriptor socket = std::move(dial.socket);
   stop_attempt(dial);
   guard([&] { adopt(std::move(socket), dial.address, {}); },
-        [&](const Error& why) {
-          environment_.handler.dial_failed(
-              dial.address,
-              make_error(why.code, "cannot connect to " + dial.address + ": " + why.message));
-        });
+        [&](const Error& why) { tell_failed(dial.address, why.code, why.message); });
 }
 
 // --- the end

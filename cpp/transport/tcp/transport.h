@@ -70,6 +70,7 @@ class TcpTransport final : public Transport, public Owner {
   template <class Work>
   void event_of(DialId id, Work&& work);
   void dial_ended(DialId id, const Error& error);
+  void tell_failed(const std::string& address, ErrorCode code, const std::string& why);
   void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
   void dial_next(DialId id);
   bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);
