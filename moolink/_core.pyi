@@ -871,11 +871,6 @@ class AccumulatorCore:
         The bytes of the next contribution's bucket. gather() scales gradients that lie at their places in it without a copy. offer() lends the memory to the other members.
         """
 
-    def stage(self, gradients: list[Any], offsets: list[int]) -> list[int]:
-        """
-        Copies gradients from CUDA devices to these offsets of the bucket, in bytes; returns their addresses there, for gather().
-        """
-
     def offer(self, batch_size: int, counters: dict[str, int]) -> None:
         """
         Contributes the bucket, weighted by `batch_size`; 0: the counters alone.

@@ -19,7 +19,6 @@
 
 #include "bind/context.h"
 #include "bind/describe.h"
-#include "bind/device.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/group.h"
@@ -87,31 +86,6 @@ class PyAccumulator {
   // The bucket of the next contribution. gather() does not copy gradients that lie in it already.
   nb::object bucket() {
     return export_bytes(without_gil([this] { return peer_->bucket(); }));
-  }
-
-  // Copies gradients on devices to their places in the bucket; gather() can take them from there.
-  // Returns their addresses.
-  std::vector<std::uintptr_t> stage(const nb::list& gradients,
-                                    const std::vector<std::uint64_t>& offsets) {
-    const MutableBuffer bucket = without_gil([this] { return peer_->bucket(); });
-    std::vector<ImportedTensor> imported;
-    imported.reserve(offsets.size());  // the copies refer to them
-    std::vector<std::uintptr_t> addresses;
-    DeviceCopies copies;
-    for (std::size_t i = 0; i < offsets.size(); ++i) {
-      auto gradient = import_tensor(gradients[i]);
-      if (!gradient || gradient->stream == nullptr || offsets[i] > bucket.size() ||
-          gradient->bytes() > bucket.size() - offsets[i]) {
-        throw Exception(ErrorCode::invalid_argument,
-                        "a gradient is on no device, or does not fit into the bucket");
-      }
-      std::byte* place = bucket.data() + offsets[i];
-      addresses.push_back(reinterpret_cast<std::uintptr_t>(place));
-      copies.add(imported.emplace_back(std::move(*gradient)), place);
-    }
-    const GilRelease unlocked;
-    copies.run();
-    return addresses;
   }
 
   nb::object take_result() {
@@ -289,11 +263,6 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
            "The bytes of the next contribution's bucket. gather() scales gradients that lie at "
            "their places in it without a copy. offer() lends the memory to the other members.",
            nb::sig("def bucket(self) -> numpy.typing.NDArray[numpy.uint8]"))
-      .def("stage", &PyAccumulator::stage, nb::arg("gradients"), nb::arg("offsets"),
-           "Copies gradients from CUDA devices to these offsets of the bucket, in bytes; returns "
-           "their addresses there, for gather().",
-           nb::sig("def stage(self, gradients: list[typing.Any], offsets: list[int]) -> "
-                   "list[int]"))
       .def("offer", forward(&Peer::offer), nb::arg("batch_size"), nb::arg("counters"), unlocked,
            "Contributes the bucket, weighted by `batch_size`; 0: the counters alone.",
            nb::sig("def offer(self, batch_size: int, counters: dict[str, int]) -> None"))

@@ -19,20 +19,14 @@ namespace moolink::bind {
 namespace {
 
 collective::ReduceOp parse_op(const std::string& name) {
-  for (int op = 0; op <= static_cast<int>(enum_max(collective::ReduceOp{})); ++op) {
-    const auto candidate = static_cast<collective::ReduceOp>(op);
-    if (collective::op_name(candidate) == name) return candidate;
-  }
+  if (const auto op = collective::kOpNames.find(name)) return *op;
   throw Exception(
       ErrorCode::invalid_argument,
       "op '" + name + "' is not one of sum, mean, min, max, prod, and, or, xor, nor a callable");
 }
 
 collective::Kind parse_kind(const std::string& name) {
-  for (int kind = 0; kind <= static_cast<int>(enum_max(collective::Kind{})); ++kind) {
-    const auto candidate = static_cast<collective::Kind>(kind);
-    if (collective::kind_name(candidate) == name) return candidate;
-  }
+  if (const auto kind = collective::kKindNames.find(name)) return *kind;
   throw Exception(ErrorCode::invalid_argument, "there is no collective '" + name + "'");
 }
 
@@ -45,7 +39,7 @@ tensor::DType parse_dtype(const std::string& name) {
 constexpr std::size_t kLentBytes = collective::kSharedBytes;
 
 collective::Compression parse_compression(const std::string& name) {
-  if (const auto compression = collective::compression_from_name(name)) return *compression;
+  if (const auto compression = collective::kCompressionNames.find(name)) return *compression;
   throw Exception(ErrorCode::invalid_argument,
                   "compress '" + name + "' is not one of bf16, int8, none");
 }
@@ -204,7 +198,7 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
                     tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
   options_.copies->add(given.copy_reason(), given.bytes());
   Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
-  Subject subject{kind_text(spec.kind), name, {}};
+  Subject subject{collective::kKindNames[spec.kind], name, {}};
   std::shared_ptr<runtime::Future> future;
   {
     const GilRelease unlocked;

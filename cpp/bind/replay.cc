@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/enum_names.h"
 #include "base/error.h"
 #include "bind/blocking_wait.h"
 #include "bind/context.h"
@@ -38,14 +39,11 @@ using SelectorArgs = std::tuple<std::string, double>;
 using LimiterArgs = std::tuple<double, std::int64_t, double, double>;
 
 replay::SelectorOptions selector_of(const SelectorArgs& args) {
-  constexpr std::string_view kNames[] = {"uniform", "prioritized", "fifo",
-                                         "lifo",    "min_heap",    "max_heap"};
-  for (std::size_t i = 0; i < std::size(kNames); ++i) {
-    if (kNames[i] == std::get<0>(args)) {
-      return {static_cast<replay::SelectorKind>(i), std::get<1>(args)};
-    }
-  }
-  throw nb::value_error(("no selector is called " + std::get<0>(args)).c_str());
+  constexpr auto kNames = enum_names<replay::SelectorKind::max_heap>(
+      "uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap");
+  const auto& [name, exponent] = args;
+  if (const auto kind = kNames.find(name)) return {*kind, exponent};
+  throw nb::value_error(("no selector is called " + name).c_str());
 }
 
 // Called now and then by a waiting thread: runs signal handlers, and `stop`, which ends the wait by

@@ -83,10 +83,7 @@ std::string attribute(const xla::Attributes& attributes, std::string_view name) 
 }
 
 collective::ReduceOp op_of(const std::string& name) {
-  for (int op = 0; op <= static_cast<int>(enum_max(collective::ReduceOp{})); ++op) {
-    const auto candidate = static_cast<collective::ReduceOp>(op);
-    if (collective::op_name(candidate) == name) return candidate;
-  }
+  if (const auto op = collective::kOpNames.find(name)) return *op;
   refuse("there is no op '" + name + "'");
 }
 

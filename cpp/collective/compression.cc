@@ -99,25 +99,6 @@ std::size_t scales_size(std::uint64_t count) {
 
 }  // namespace
 
-const char* compression_name(Compression compression) {
-  switch (compression) {
-    case Compression::none:
-      return "none";
-    case Compression::bf16:
-      return "bf16";
-    case Compression::int8:
-      return "int8";
-  }
-  return "?";
-}
-
-std::optional<Compression> compression_from_name(std::string_view name) {
-  for (const auto compression : {Compression::none, Compression::bf16, Compression::int8}) {
-    if (name == compression_name(compression)) return compression;
-  }
-  return {};
-}
-
 std::size_t encoded_size(Compression compression, std::uint64_t count) {
   switch (compression) {
     case Compression::none:

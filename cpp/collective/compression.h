@@ -2,10 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string_view>
 
 #include "base/buffer.h"
+#include "base/enum_names.h"
 
 namespace moolink::collective {
 
@@ -17,8 +16,7 @@ namespace moolink::collective {
 // every machine.
 enum class Compression : std::uint8_t { none, bf16, int8 };
 constexpr Compression enum_max(Compression) { return Compression::int8; }
-const char* compression_name(Compression compression);
-std::optional<Compression> compression_from_name(std::string_view name);
+inline constexpr auto kCompressionNames = enum_names<Compression::int8>("none", "bf16", "int8");
 
 // Bytes of `count` encoded elements.
 std::size_t encoded_size(Compression compression, std::uint64_t count);

@@ -34,12 +34,10 @@ std::size_t note_cost(const Frame& frame) {
 }
 
 Error too_much_early(const std::string& operation, std::size_t bytes) {
-  Error error;
-  error.code = ErrorCode::queue_full;
-  error.function = operation;
-  error.message = "operation '" + operation + "': a member has not started it and holds " +
-                  std::to_string(bytes) + " bytes for operations that wait for it";
-  return error;
+  return {.code = ErrorCode::queue_full,
+          .message = "operation '" + operation + "': a member has not started it and holds " +
+                     std::to_string(bytes) + " bytes for operations that wait for it",
+          .function = operation};
 }
 
 std::size_t bytes_of(const std::vector<Buffer>& parts) {
@@ -76,14 +74,11 @@ void Engine::set_members(Members members, const Error& reason) {
   unsettled_.clear();
   starts_.clear();
   members_ = std::move(members);
-  rank_.reset();
+  rank_ = rank_of(config_.self);
   residuals_.clear();
   hosts_.reset();
   if (!members_.host_keys.empty()) {
     hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys, members_.guests));
-  }
-  for (std::uint32_t i = 0; i < members_.instances.size(); ++i) {
-    if (members_.instances[i] == config_.self) rank_ = i;
   }
   drop_outdated_early();
   for (auto& [id, operation] : unfinished) {
@@ -352,24 +347,24 @@ void Engine::received(const Uid& from, const wire::Payload& payload) {
 
 void Engine::apply(Operation& operation, const Uid& from, const Frame& frame,
                    const std::vector<Buffer>& parts) {
-  const auto at = std::find(members_.instances.begin(), members_.instances.end(), from);
-  if (at == members_.instances.end()) return;  // no member of this epoch
-  const auto rank = static_cast<std::uint32_t>(at - members_.instances.begin());
+  const auto rank = rank_of(from);
+  if (!rank) return;  // no member of this epoch
   const OpId id = operation.id();
-  operation.received(rank, frame.content, parts);
+  operation.received(*rank, frame.content, parts);
   carry_out(id);
 }
 
-bool Engine::is_member(const Uid& instance) const {
-  return std::find(members_.instances.begin(), members_.instances.end(), instance) !=
-         members_.instances.end();
+std::optional<std::uint32_t> Engine::rank_of(const Uid& instance) const {
+  const auto at = std::ranges::find(members_.instances, instance);
+  if (at == members_.instances.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(at - members_.instances.begin());
 }
 
 void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& payload) {
   if (frame.epoch == members_.epoch) {
     // An operation that ended here does not begin again: a failure may cross with its end.
     const bool ended = frame.key.number < starts_.started(frame.key.name);
-    if (ended || !is_member(from)) return;
+    if (ended || !rank_of(from)) return;
   }
   bool fails = std::holds_alternative<Failure>(frame.content);
   Early early{from, std::move(frame), {}, 0};
@@ -408,7 +403,7 @@ void Engine::drop_outdated_early() {
   for (auto at = early_.begin(); at != early_.end() && at->first.first <= members_.epoch;) {
     const bool outdated = at->first.first < members_.epoch;
     std::erase_if(at->second.frames, [&](const Early& one) {
-      if (!outdated && is_member(one.instance)) return false;
+      if (!outdated && rank_of(one.instance)) return false;
       early_bytes_ -= one.bytes;
       return true;
     });

@@ -206,7 +206,7 @@ class Engine {
   void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
   void apply(Operation& operation, const Uid& from, const Frame& frame,
              const std::vector<Buffer>& parts);
-  bool is_member(const Uid& instance) const;
+  std::optional<std::uint32_t> rank_of(const Uid& instance) const;
   void keep_early(const Uid& from, Frame frame, const wire::Payload& payload);
   void drop_early_data(EarlyFrames& early);
   void drop_outdated_early();

@@ -430,28 +430,6 @@ void compute(const SumTask& task) {
 
 DType partial_dtype(DType dtype) { return is_half(dtype) ? DType::float32 : dtype; }
 
-std::string op_name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return "sum";
-    case ReduceOp::mean:
-      return "mean";
-    case ReduceOp::min:
-      return "min";
-    case ReduceOp::max:
-      return "max";
-    case ReduceOp::prod:
-      return "prod";
-    case ReduceOp::bit_and:
-      return "and";
-    case ReduceOp::bit_or:
-      return "or";
-    case ReduceOp::bit_xor:
-      return "xor";
-  }
-  return "?";
-}
-
 bool is_supported(DType dtype, ReduceOp op) {
   const bool half = is_half(dtype);
   const bool real = half || dtype == DType::float32 || dtype == DType::float64;

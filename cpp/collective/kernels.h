@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/enum_names.h"
 #include "tensor/dtype.h"
 
 namespace moolink::collective {
@@ -12,7 +13,9 @@ namespace moolink::collective {
 // How elements of several members combine. The numbers are part of the protocol.
 enum class ReduceOp : std::uint8_t { sum, mean, min, max, prod, bit_and, bit_or, bit_xor };
 constexpr ReduceOp enum_max(ReduceOp) { return ReduceOp::bit_xor; }
-std::string op_name(ReduceOp op);
+inline constexpr auto kOpNames =
+    enum_names<ReduceOp::bit_xor>("sum", "mean", "min", "max", "prod", "and", "or", "xor");
+inline std::string op_name(ReduceOp op) { return kOpNames[op]; }
 
 // Whether elements of this type support the operation. Booleans: sum, max and bit_or are "any",
 // prod, min and bit_and are "all". Complex numbers have no order; mean needs a type with fractions;

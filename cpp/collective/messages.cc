@@ -43,7 +43,7 @@ std::string OpSpec::text() const {
   if (!layout.empty()) text += " of " + layout;
   if (divisor != 1) text += " divided by " + std::to_string(divisor);
   if (compression != Compression::none) {
-    text += std::string(" sent as ") + compression_name(compression);
+    text += std::string(" sent as ") + kCompressionNames[compression];
   }
   const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {
     if (list.empty()) return;

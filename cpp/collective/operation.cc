@@ -189,9 +189,7 @@ void Operation::place_piece(std::uint32_t from) {
   if (have_[from] != 0) return;
   have_[from] = 1;
   const Range place = placed_bytes(passage_, from, place_.rank);
-  SumTask copy{spec()->dtype, spec()->op, 1, {pieces_.at(from)}, {}};
-  copy.output = result_.slice(place.begin, place.count());
-  effects_.tasks.push_back({from, std::move(copy)});
+  put(from, pieces_.at(from), result_.slice(place.begin, place.count()));
 }
 
 void Operation::send_all_reduce_pieces() {
@@ -247,10 +245,6 @@ std::size_t Operation::owner_index(std::uint32_t rank) const {
                                   reducers_.begin());
 }
 
-Buffer Operation::bytes_of(const Buffer& whole, const Range& range) const {
-  return whole.slice(range.begin * item_size_, range.count() * item_size_);
-}
-
 void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts) {
   if (theirs != *spec()) return refuse(from, difference(from, theirs));
   if (!is_sliced()) {
@@ -281,9 +275,7 @@ void Operation::reduce_when_complete() {
   if (pieces_.size() != contributors_.size()) return;
   reducing_ = true;
   have_[mine] = 1;
-  const Range& range = slices_[mine];
-  SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, {}};
-  task.output = result_.slice(range.begin * item_size_, range.count() * item_size_);
+  SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, bytes_of(result_, slices_[mine])};
   for (auto& [rank, bytes] : pieces_) task.inputs.push_back(bytes);
   effects_.tasks.push_back({static_cast<std::uint32_t>(mine), std::move(task)});
 }
@@ -297,10 +289,7 @@ void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
   if (!uses_messages_) return refuse(from, name_of(from) + " sent a result before it could");
   if (have_[theirs] != 0) return;
   have_[theirs] = 1;
-  const Range& range = slices_[theirs];
-  SumTask copy{spec()->dtype, spec()->op, 1, parts, {}};
-  copy.output = result_.slice(range.begin * item_size_, range.count() * item_size_);
-  effects_.tasks.push_back({static_cast<std::uint32_t>(theirs), std::move(copy)});
+  put(static_cast<std::uint32_t>(theirs), parts[0], bytes_of(result_, slices_[theirs]));
 }
 
 void Operation::summed(std::uint32_t slice) {
@@ -322,7 +311,7 @@ void Operation::summed(std::uint32_t slice) {
   have_[slice] = 2;
   if (shared_ == 0 && is_sliced() && reducers_[slice] == place_.rank) {
     pieces_.clear();
-    to_others(Reduced{}, {bytes_of(Buffer(result_), slices_[slice])});
+    to_others(Reduced{}, {bytes_of(result_, slices_[slice])});
   }
   finish_when_complete();
 }
@@ -338,8 +327,7 @@ void Operation::finish_when_complete() {
   }
   // The result here may still be being sent to others.
   ending_ = true;
-  effects_.tasks.push_back(
-      {kResult, SumTask{spec()->dtype, spec()->op, 1, {Buffer(result_)}, request_.output}});
+  put(kResult, result_, request_.output);
 }
 
 void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {

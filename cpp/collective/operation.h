@@ -152,7 +152,15 @@ class Operation {
   bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
   std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
-  Buffer bytes_of(const Buffer& whole, const Range& range) const;
+  template <class Bytes>
+  Bytes bytes_of(const Bytes& whole, const Range& range) const {
+    return whole.slice(range.begin * item_size_, range.count() * item_size_);
+  }
+  // A task that puts elements of the result in their place.
+  void put(std::uint32_t task, Buffer elements, MutableBuffer place) {
+    SumTask copy{spec()->dtype, spec()->op, 1, {std::move(elements)}, std::move(place)};
+    effects_.tasks.push_back({task, std::move(copy)});
+  }
 
   std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;

@@ -135,9 +135,7 @@ bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
   const Range slice = slice_of(*lane, portion.chain);
   if (elements.size() != slice.count() * item_size_) return false;
   have_[index] = 1;
-  SumTask copy{spec()->dtype, spec()->op, 1, {elements}, {}};
-  copy.output = tensor().slice(slice.begin * item_size_, slice.count() * item_size_);
-  effects_.tasks.push_back({static_cast<std::uint32_t>(index), std::move(copy)});
+  put(static_cast<std::uint32_t>(index), elements, bytes_of(tensor(), slice));
   return true;
 }
 
@@ -218,15 +216,13 @@ void Operation::take_exchange_effects() {
 
 // Begins the next chain. Few are under way at a time, so that each is still in the cache.
 void Operation::put_in_place(Exchange::Result result) {
-  const Range& range = exchange_->range(result.chain);
-  const MutableBuffer place = result_.slice(range.begin * item_size_, range.count() * item_size_);
+  const MutableBuffer place = bytes_of(result_, exchange_->range(result.chain));
   if (result.elements.data() == place.data()) {
     have_[result.chain] = 2;
     finish_when_complete();
   } else {
     have_[result.chain] = 1;
-    effects_.tasks.push_back(
-        {of_own(result.chain), SumTask{spec()->dtype, spec()->op, 1, {result.elements}, place}});
+    put(of_own(result.chain), result.elements, place);
   }
   provide_next();
 }

@@ -5,19 +5,6 @@
 #include "collective/operation.h"
 
 namespace moolink::collective {
-namespace {
-
-Error failure(ErrorCode code, std::string message, const std::string& peer,
-              const std::string& operation) {
-  Error error;
-  error.code = code;
-  error.message = std::move(message);
-  error.peer = peer;
-  error.function = operation;
-  return error;
-}
-
-}  // namespace
 
 std::string Operation::difference(std::uint32_t from, const OpSpec& theirs) const {
   return name_of(from) + " has " + theirs.text() + ", " + name_of(place_.rank) + " has " +
@@ -25,10 +12,11 @@ std::string Operation::difference(std::uint32_t from, const OpSpec& theirs) cons
 }
 
 void Operation::refuse(std::uint32_t from, const std::string& what) {
-  fail(failure(ErrorCode::error,
-               "operation '" + key_.name + "' of " + name_of(place_.rank) + " and " +
+  fail({.code = ErrorCode::error,
+        .message = "operation '" + key_.name + "' of " + name_of(place_.rank) + " and " +
                    name_of(from) + " does not fit: " + what + "; all members must pass the same",
-               name_of(from), key_.name));
+        .peer = name_of(from),
+        .function = key_.name});
 }
 
 // The only member that the others' data goes to, if there is one.
@@ -89,20 +77,20 @@ void Operation::fail(Error error, bool local) {
 
 std::vector<std::string> Operation::waiting_for() const {
   std::vector<std::string> names;
+  const auto all_but = [&](const auto& arrived) {
+    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+      if (!arrived.contains(rank)) names.push_back(name_of(rank));
+    }
+    return names;
+  };
   if (spec() == nullptr) {
     if (place_.rank != 0) return {name_of(0)};
     if (values_.empty()) return {};  // the Python operation runs
-    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
-      if (!values_.contains(rank)) names.push_back(name_of(rank));
-    }
-    return names;
+    return all_but(values_);
   }
   if (asks_ && !went_) {
     if (place_.rank != 0) return {name_of(0)};
-    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
-      if (!started_.contains(rank)) names.push_back(name_of(rank));
-    }
-    return names;
+    return all_but(started_);
   }
   if (exchange_) {
     for (const std::uint32_t host : exchange_->waiting_for()) {

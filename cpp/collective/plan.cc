@@ -58,26 +58,6 @@ std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_
   return even_slices(count, item_size, owners);
 }
 
-const char* kind_text(Kind kind) {
-  switch (kind) {
-    case Kind::all_reduce:
-      return "all_reduce";
-    case Kind::reduce_scatter:
-      return "reduce_scatter";
-    case Kind::all_gather:
-      return "all_gather";
-    case Kind::broadcast:
-      return "broadcast";
-    case Kind::gather:
-      return "gather";
-    case Kind::scatter:
-      return "scatter";
-  }
-  return "?";
-}
-
-std::string kind_name(Kind kind) { return kind_text(kind); }
-
 std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank) {
   const std::uint64_t block = passage.count * passage.item_size;
   switch (passage.kind) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/enum_names.h"
+
 namespace moolink::collective {
 
 inline constexpr std::uint64_t kCacheLine = 64;
@@ -41,8 +43,9 @@ enum class Kind : std::uint8_t {
   scatter
 };
 constexpr Kind enum_max(Kind) { return Kind::scatter; }
-const char* kind_text(Kind kind);
-std::string kind_name(Kind kind);
+inline constexpr auto kKindNames = enum_names<Kind::scatter>(
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter");
+inline std::string kind_name(Kind kind) { return kKindNames[kind]; }
 constexpr bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::gather || kind == Kind::scatter;
 }

@@ -2,7 +2,7 @@
 
 namespace moolink::device {
 
-std::byte* Staging::take_locked() {
+std::byte* Staging::take_free() {
   if (!free_.empty()) {
     std::byte* slot = free_.back();
     free_.pop_back();
@@ -16,13 +16,13 @@ std::byte* Staging::take_locked() {
 
 std::byte* Staging::try_take() {
   const std::lock_guard lock(mutex_);
-  return take_locked();
+  return take_free();
 }
 
 std::byte* Staging::take() {
   std::unique_lock lock(mutex_);
   while (true) {
-    if (std::byte* slot = take_locked()) return slot;
+    if (std::byte* slot = take_free()) return slot;
     if (slots_made_ == 0) return nullptr;
     returned_.wait(lock);
   }

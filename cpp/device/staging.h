@@ -35,7 +35,7 @@ class Staging {
   std::size_t pinned_bytes() const { return slots_made_ * options_.slot_bytes; }
 
  private:
-  std::byte* take_locked();
+  std::byte* take_free();  // with mutex_ held
 
   const StagingOptions options_;
   const Allocate allocate_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/down.h"
 #include "base/log.h"
 #include "base/time.h"
 #include "group/messages.h"
@@ -18,12 +19,7 @@
 
 namespace moolink::group {
 
-// How the node below lost a peer.
-enum class Down : std::uint8_t {
-  dead,         // proven: process gone, connection refused, another instance under its name
-  closed,       // it said goodbye
-  unreachable,  // not heard for the node's evict_after, or the session is lost
-};
+using moolink::Down;
 
 struct MemberConfig {
   std::string group;

@@ -26,28 +26,6 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-const char* to_string(Cause cause) {
-  switch (cause) {
-    case Cause::formed:
-      return "the group formed";
-    case Cause::died:
-      return "a peer died";
-    case Cause::silent:
-      return "a peer fell silent";
-    case Cause::left:
-      return "a peer left";
-    case Cause::demoted:
-      return "a peer was made a newcomer";
-    case Cause::repaired:
-      return "the members' views had come apart";
-    case Cause::joined:
-      return "a peer joined";
-    case Cause::ordered:
-      return "the sort order changed";
-  }
-  return "unknown";
-}
-
 bool View::has_duplicates() const {
   std::set<Uid> instances;
   return !std::ranges::all_of(
@@ -79,7 +57,7 @@ std::string describe(const View& view) {
   std::vector<std::string> names;
   names.reserve(view.members.size());
   for (const MemberInfo& member : view.members) names.push_back(member.name);
-  return "epoch " + std::to_string(view.epoch) + " (" + to_string(view.cause) + "): " + join(names);
+  return "epoch " + std::to_string(view.epoch) + " (" + kCauses[view.cause] + "): " + join(names);
 }
 
 Error group_changed(std::string_view group, std::string_view operation, const View& before,
@@ -90,7 +68,7 @@ Error group_changed(std::string_view group, std::string_view operation, const Vi
   if (after.empty()) {
     text += " and this peer is no longer in the group";
   } else {
-    text += ", now it is epoch " + std::to_string(after.epoch) + ": " + to_string(after.cause);
+    text += ", now it is epoch " + std::to_string(after.epoch) + ": " + kCauses[after.cause];
     if (const auto gone = names_without(before, after); !gone.empty()) {
       text += "; gone: " + join(gone);
     }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_names.h"
 #include "base/error.h"
 #include "base/uid.h"
 
@@ -29,7 +30,10 @@ enum class Cause : std::uint8_t {
   ordered,  // a sort order changed
 };
 constexpr Cause enum_max(Cause) { return Cause::ordered; }
-const char* to_string(Cause cause);
+inline constexpr auto kCauses = enum_names<Cause::ordered>(
+    "the group formed", "a peer died", "a peer fell silent", "a peer left",
+    "the members' views had come apart", "a peer was made a newcomer", "a peer joined",
+    "the sort order changed");
 
 struct MemberInfo {
   Uid instance;

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/down.h"
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -19,6 +20,7 @@
 
 namespace moolink::rpc {
 
+using moolink::Down;
 using wire::ConnectionId;
 using CallId = std::uint64_t;  // unique within the calling instance
 
@@ -30,6 +32,9 @@ struct CallKey {
   auto operator<=>(const CallKey&) const = default;
 };
 
+// The receiver of a message: the peer of a name, which must outlive this, or an instance.
+using Receiver = std::variant<const std::string*, Uid>;
+
 using Reply = std::variant<wire::Payload, Error>;
 
 // The addressee of a service message; 1 is the node's own.
@@ -39,12 +44,6 @@ enum class Service : std::uint8_t {
   collective = 3,
   accumulate = 4,
   snapshot = 5,
-};
-
-enum class Down : std::uint8_t {
-  dead,         // proven: pidfd, refused reconnect, another instance under its name
-  unreachable,  // not heard for evict_after, or the session is lost: the peer itself may live
-  closed,       // it said CLOSE
 };
 
 struct Config {

@@ -29,13 +29,8 @@ Ran may_have_run(const Call& call) {
 }  // namespace
 
 CallId Node::call(Time now, const std::string& peer, const std::string& function,
-                  wire::Payload arguments, Duration timeout, std::uint16_t lane) {
-  return start_call(now, peer, function, std::move(arguments), timeout, lane, 0);
-}
-
-CallId Node::start_call(Time now, const std::string& peer, const std::string& function,
-                        wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                        std::uint64_t credit) {
+                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                  std::uint64_t credit) {
   if (credit > kMostCredit) {
     throw Exception(ErrorCode::invalid_argument,
                     "a stream of more than " + std::to_string(kMostCredit) + " items at once");
@@ -248,10 +243,7 @@ void Node::stop_handler(Time now, CallId id, const Call& call) {
   } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
     Peer* peer = find_peer(call.instance);
     if (peer == nullptr) return;
-    session::OutgoingMessage message;
-    message.kind = static_cast<std::uint8_t>(MessageKind::cancel);
-    message.payload = head_only(CancelHead{id});
-    send_or_queue(now, *peer, std::move(message));
+    send_or_queue(now, *peer, message_of(MessageKind::cancel, head_only(CancelHead{id})));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/uid.h"
+#include "session/outbox.h"
 #include "wire/archive.h"
 #include "wire/payload.h"
 
@@ -134,6 +135,10 @@ wire::Payload with_head(const Head& head, wire::Payload user) {
 template <class Head>
 wire::Payload head_only(const Head& head) {
   return {wire::encode(head), {}};
+}
+
+inline session::OutgoingMessage message_of(MessageKind kind, wire::Payload payload) {
+  return {.kind = static_cast<std::uint8_t>(kind), .payload = std::move(payload)};
 }
 
 // The user's payload of a message made by with_head. Throws Exception{wire} if it has none.

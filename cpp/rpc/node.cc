@@ -33,75 +33,25 @@ std::span<std::byte> Node::chunk_target(ConnectionId connection, const wire::Chu
   return target;
 }
 
-void Node::chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head) {
-  event_of(now, connection,
-           [&](session::Session& session) { session.chunk_received(now, connection, head); });
-}
-
-void Node::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
-                       const wire::GrantPlace& place, MutableBuffer memory) {
-  event_of(now, connection, [&](session::Session& session) {
-    session.grant_ready(now, connection, seq, part, place, std::move(memory));
-  });
-}
-
-void Node::grant_filled(Time now, ConnectionId connection, std::uint64_t grant) {
-  event_of(now, connection,
-           [&](session::Session& session) { session.grant_filled(now, connection, grant); });
-}
-
 bool Node::flushed(const Uid& instance) const {
   const Peer* found = find_peer(instance);
   return found == nullptr || found->flushed();
 }
 
-std::optional<ConnectionId> Node::connection_in_use(Time now, const std::string& peer) const {
-  const Peer* found = find_peer(peer);
-  return found == nullptr ? std::nullopt : found->session.connection_in_use(now);
-}
-
-std::optional<ConnectionId> Node::connection_in_use(Time now, const Uid& peer) const {
-  const Peer* found = find_peer(peer);
-  return found == nullptr ? std::nullopt : found->session.connection_in_use(now);
+std::optional<ConnectionId> Node::connection_in_use(Time now, const Receiver& receiver) const {
+  const Peer* peer = find_peer(receiver);
+  return peer == nullptr ? std::nullopt : peer->session.connection_in_use(now);
 }
 
 std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
-                                                                   const std::string& peer,
+                                                                   const Receiver& receiver,
                                                                    std::uint64_t bytes) {
-  Peer* found = find_peer(peer);
-  return found == nullptr ? std::nullopt : found->session.take_standing(now, bytes);
-}
-
-std::optional<session::Session::StandingPlace> Node::take_standing(Time now, const Uid& peer,
-                                                                   std::uint64_t bytes) {
-  Peer* found = find_peer(peer);
-  return found == nullptr ? std::nullopt : found->session.take_standing(now, bytes);
-}
-
-void Node::release_standing(Time now, ConnectionId connection, std::uint64_t grant) {
-  event_of(now, connection,
-           [&](session::Session& session) { session.release_standing(connection, grant); });
+  Peer* peer = find_peer(receiver);
+  return peer == nullptr ? std::nullopt : peer->session.take_standing(now, bytes);
 }
 
 void Node::end_session(Time now, ConnectionId connection, const Error& reason) {
   event_of(now, connection, [&](session::Session& session) { session.end(reason, false); });
-}
-
-void Node::segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed) {
-  event_of(now, connection, [&](session::Session& session) {
-    session.segments_passed(now, connection, seq, passed);
-  });
-}
-
-void Node::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
-                       Buffer bytes, const Error& error) {
-  event_of(now, connection, [&](session::Session& session) {
-    session.loan_mapped(now, connection, seq, part, std::move(bytes), error);
-  });
-}
-
-void Node::writable(Time now, ConnectionId connection) {
-  event_of(now, connection, [&](session::Session& session) { session.writable(now, connection); });
 }
 
 Uid Node::instance_of(ConnectionId connection) const {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -47,14 +48,12 @@ class Node {
   // ---- the user's side ----
 
   // `timeout` below zero: none. `lane` 0: unordered; calls of another lane start in order at the
-  // peer. Errors arrive by Complete, never by exception.
+  // peer. `credit` above 0: a stream; its handler may send many items before its reply, at most
+  // `credit` of them ahead of raise_credit(), and `timeout` is that without an item, while one may
+  // come. Errors arrive by Complete; throws std::bad_alloc if it could not even begin.
   CallId call(Time now, const std::string& peer, const std::string& function,
-              wire::Payload arguments, Duration timeout, std::uint16_t lane);
-  // A call whose handler may send many items before its reply, and at most `credit` (above 0) of
-  // them ahead of raise_credit(). `timeout`: without an item, while one may come.
-  CallId stream(Time now, const std::string& peer, const std::string& function,
-                wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                std::uint64_t credit);
+              wire::Payload arguments, Duration timeout, std::uint16_t lane,
+              std::uint64_t credit = 0);
   // Takes `more` items than allowed so far.
   void raise_credit(Time now, CallId id, std::uint64_t more);
   // Completes the call with ErrorCode::cancelled at once; tells the handler.
@@ -106,28 +105,24 @@ class Node {
   void cannot_accept(Time now, const Error& error) { warn_once(now, error.message); }
   void received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame);
   std::span<std::byte> chunk_target(ConnectionId connection, const wire::ChunkHead& head);
-  void chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head);
-  void grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
-                   const wire::GrantPlace& place, MutableBuffer memory);
-  void grant_filled(Time now, ConnectionId connection, std::uint64_t grant);
-  // See session::Session.
-  void segments_passed(Time now, ConnectionId connection, std::uint64_t seq, bool passed);
-  void loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
-                   Buffer bytes, const Error& error);
+  // An event of the connection for its session, if it carries messages:
+  // event(&session::Session::grant_filled, now, connection, grant).
+  template <class... More>
+  void event(void (session::Session::*what)(Time, ConnectionId, More...), Time now,
+             ConnectionId connection, std::type_identity_t<More>... more) {
+    event_of(now, connection, [&](session::Session& session) {
+      (session.*what)(now, connection, std::forward<More>(more)...);
+    });
+  }
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
-  // For a message to a peer of that name, or to that instance. See session::Session.
-  std::optional<ConnectionId> connection_in_use(Time now, const std::string& peer) const;
-  std::optional<ConnectionId> connection_in_use(Time now, const Uid& peer) const;
-  std::optional<session::Session::StandingPlace> take_standing(Time now, const std::string& peer,
+  // See session::Session.
+  std::optional<ConnectionId> connection_in_use(Time now, const Receiver& receiver) const;
+  std::optional<session::Session::StandingPlace> take_standing(Time now, const Receiver& receiver,
                                                                std::uint64_t bytes);
-  std::optional<session::Session::StandingPlace> take_standing(Time now, const Uid& peer,
-                                                               std::uint64_t bytes);
-  void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
   void closed(Time now, ConnectionId connection, const Error& error);
   // A frame of the session cannot be sent on any path: the session ends, for that reason.
   void end_session(Time now, ConnectionId connection, const Error& reason);
-  void writable(Time now, ConnectionId connection);
   // Every message sent to the instance has arrived, or it is not connected.
   bool flushed(const Uid& instance) const;
   // An action from or for that peer failed, whatever the path: the session with it ends at both
@@ -160,10 +155,6 @@ class Node {
 
  private:
   // calls.cc
-  // Throws std::bad_alloc if it could not even begin. `credit` 0: a call with one result.
-  CallId start_call(Time now, const std::string& peer, const std::string& function,
-                    wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                    std::uint64_t credit);
   void begin_call(Time now, CallId id, Call& call);
   void run_locally(CallId id, Call& call);
   void dispatch(Time now, Peer& peer, CallId id, Call& call);
@@ -250,6 +241,7 @@ class Node {
   // Scopes distinguish equal names; without one, a peer of the whole job before others.
   Peer* find_peer(const std::string& name) const;
   Peer* find_peer(const std::string& name, const std::string& scope) const;
+  Peer* find_peer(const Receiver& receiver) const;
   Peer& ensure_peer(const Uid& instance);
   void settle_peer(Time now, Peer& peer);
   void perform(Time now, Peer& peer, session::Action& action);

@@ -11,11 +11,11 @@ namespace moolink::rpc {
 namespace {
 
 session::OutgoingMessage service_message(Service service, wire::Payload payload) {
-  session::OutgoingMessage message;
-  message.kind = static_cast<std::uint8_t>(MessageKind::service);
+  session::OutgoingMessage message =
+      message_of(MessageKind::service,
+                 with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload)));
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
   if (mutant("unordered_services")) message.lane = 0;
-  message.payload = with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload));
   return message;
 }
 
@@ -46,6 +46,11 @@ Peer* Node::find_peer(const std::string& name) const {
 Peer* Node::find_peer(const std::string& name, const std::string& scope) const {
   const auto found = names_.find({name, scope});
   return found == names_.end() ? nullptr : find_peer(found->second);
+}
+
+Peer* Node::find_peer(const Receiver& receiver) const {
+  const auto* name = std::get_if<const std::string*>(&receiver);
+  return name != nullptr ? find_peer(**name) : find_peer(std::get<Uid>(receiver));
 }
 
 void Node::touch(Peer& peer) {

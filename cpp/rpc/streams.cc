@@ -22,12 +22,6 @@ void Node::await_items(Time now, CallId id, Call& call) {
   timers_.push({call.deadline, Timer::Kind::call, id, {}});
 }
 
-CallId Node::stream(Time now, const std::string& peer, const std::string& function,
-                    wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                    std::uint64_t credit) {
-  return start_call(now, peer, function, std::move(arguments), timeout, lane, credit);
-}
-
 void Node::raise_credit(Time now, CallId id, std::uint64_t more) {
   const auto found = calls_.find(id);
   if (found == calls_.end() || !found->second.stream) return;  // it has ended
@@ -49,10 +43,8 @@ void Node::tell_credit(Time now, CallId id, Call& call) {
   if (call.state == Call::State::local) return take_credit({config_.instance, id}, items.allowed);
   Peer* peer = find_peer(call.instance);
   if (peer == nullptr) return;
-  session::OutgoingMessage message;
-  message.kind = static_cast<std::uint8_t>(MessageKind::credit);
-  message.payload = head_only(CreditHead{id, items.allowed});
-  send_or_queue(now, *peer, std::move(message));
+  send_or_queue(now, *peer,
+                message_of(MessageKind::credit, head_only(CreditHead{id, items.allowed})));
 }
 
 void Node::delivered_item(Time now, Peer& peer, session::Deliver& delivered) {
@@ -123,10 +115,9 @@ void Node::send_item(Time now, const CallKey& key, wire::Payload item) {
     take_item(now, key.id, calls_.at(key.id), items.sent++, std::move(item));
     return settle(now);
   }
-  session::OutgoingMessage message;
-  message.kind = static_cast<std::uint8_t>(MessageKind::stream);
-  message.payload = with_head(StreamHead{key.id, items.sent}, std::move(item));
-  send_or_queue(now, *find_peer(key.caller), std::move(message));
+  send_or_queue(
+      now, *find_peer(key.caller),
+      message_of(MessageKind::stream, with_head(StreamHead{key.id, items.sent}, std::move(item))));
   ++items.sent;
   settle(now);
 }

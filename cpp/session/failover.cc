@@ -21,7 +21,7 @@ const Link* Session::best_link(Time now) const {
   return best;
 }
 
-void Session::drop_link(Time now, ConnectionId connection) {
+void Session::disconnected(Time now, ConnectionId connection) {
   if (links_.erase(connection) == 0) return;
   if (!ready_) last_heard_ = now;
   inbox_.disconnected(connection);
@@ -35,7 +35,7 @@ void Session::drop_link(Time now, ConnectionId connection) {
 
 void Session::close_link(Time now, ConnectionId connection, Error error) {
   actions_.push_back(CloseConnection{connection, std::move(error)});
-  drop_link(now, connection);
+  disconnected(now, connection);
 }
 
 void Session::write_unassigned(Time now) {

@@ -63,7 +63,7 @@ void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
       if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
       break;
     default:
-      wire::fail(std::string("an unexpected frame: ") + wire::frame_type_name(frame.header.type));
+      wire::fail(std::string("an unexpected frame: ") + wire::kFrameTypes[frame.header.type]);
   }
   write_returns(now);
 }
@@ -185,10 +185,7 @@ void Session::acknowledged(std::uint64_t cum, std::span<const std::uint64_t> bit
   const bool plausible = outbox_.acknowledge(
       cum, bitmap, [this](std::uint64_t cookie) { actions_.push_back(Acked{cookie}); });
   if (!plausible) wire::fail("a message was acknowledged that was never sent");
-  if (was_full_) {
-    was_full_ = false;
-    actions_.push_back(WindowOpened{});
-  }
+  if (std::exchange(was_full_, false)) actions_.push_back(WindowOpened{});
 }
 
 }  // namespace moolink::session

@@ -28,8 +28,6 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   say_welcome(link);
 }
 
-void Session::disconnected(Time now, ConnectionId connection) { drop_link(now, connection); }
-
 void Session::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
   Link* link = find(connection);
   if (link == nullptr) return;  // closed by this side
@@ -69,15 +67,8 @@ void Session::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, 
   if (seq == 0) return standing_ready(now, *link, place, std::move(memory));
   const bool refused = memory.empty();
   if (!inbox_.granted(connection, seq, part, place.grant, std::move(memory))) return;
-  wire::Grant grant;
-  grant.seq = seq;
-  grant.part = part;
-  if (!refused) {
-    grant.grant = place.grant;
-    grant.bytes = place.bytes;
-    grant.segment = place.segment;
-    grant.offset = place.offset;
-  }
+  wire::Grant grant{.seq = seq, .part = part};
+  if (!refused) grant = {place.grant, seq, part, place.bytes, place.segment, place.offset};
   write(*link, wire::make_frame(wire::FrameType::grant, grant));
 }
 

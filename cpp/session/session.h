@@ -189,7 +189,7 @@ class Session {
     wire::GrantPlace place;
   };
   std::optional<StandingPlace> take_standing(Time now, std::uint64_t bytes);
-  void release_standing(ConnectionId connection, std::uint64_t grant);
+  void release_standing(Time now, ConnectionId connection, std::uint64_t grant);
 
   // Of the path used now, if there is any.
   std::optional<ConnectionId> connection_in_use(Time now) const;
@@ -293,7 +293,6 @@ class Session {
   // failover.cc
   const Link* best_link(Time now) const;
   Link* best_link(Time now) { return const_cast<Link*>(std::as_const(*this).best_link(now)); }
-  void drop_link(Time now, ConnectionId connection);
   void close_link(Time now, ConnectionId connection, Error error);
   void write_unassigned(Time now);
 

@@ -70,7 +70,7 @@ std::optional<Session::StandingPlace> Session::take_standing(Time now, std::uint
   return taken;
 }
 
-void Session::release_standing(ConnectionId connection, std::uint64_t grant) {
+void Session::release_standing(Time /*now*/, ConnectionId connection, std::uint64_t grant) {
   Link* link = find(connection);
   if (link == nullptr || !link->attached || mutant("keep_unused_standing")) return;
   write(*link, wire::make_frame(wire::FrameType::done, wire::Done{grant}));
@@ -98,7 +98,7 @@ void Session::return_idle_standing(Time now) {
       idle.push_back(standing.place.grant);
       return true;
     });
-    for (const std::uint64_t grant : idle) release_standing(connection, grant);
+    for (const std::uint64_t grant : idle) release_standing(now, connection, grant);
   }
 }
 

@@ -1,17 +1,8 @@
 #include "transport/admission.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace moolink::transport {
-
-Error cannot_accept_error(int error_number) {
-  std::string text =
-      std::string("a connection waits that cannot be accepted: ") + std::strerror(error_number);
-  if (error_number == EMFILE) text += "; allow this process more of them (see ulimit -n)";
-  return make_error(ErrorCode::error, text);
-}
 
 Admission::Answer Admission::admit(Time now, const std::string& source, bool this_host) {
   const auto known = sources_.find(source);

@@ -6,14 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
 #include "base/time.h"
 #include "wire/path.h"
 
 namespace moolink::transport {
-
-// The error of a failed accept(2).
-Error cannot_accept_error(int error_number);
 
 // Decides which accepted connections are kept. Few may be unauthenticated, in all and from one
 // source, and a source whose connections only fail is refused for a growing time. A machine without

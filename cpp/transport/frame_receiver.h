@@ -11,9 +11,9 @@
 
 namespace moolink::transport {
 
-// Turns a stream of bytes (a ring, slots) into frames for the handler. Everything is copied out of
-// the stream before it is parsed; the bytes of a chunk are copied straight into the handler's
-// target.
+// Turns a stream of bytes (a socket, a ring, slots) into frames for the handler. Everything is
+// copied out of the stream before it is parsed; the bytes of a chunk are copied straight into the
+// handler's target.
 class FrameReceiver {
  public:
   FrameReceiver(Environment& environment, Connection& connection);

@@ -1,6 +1,6 @@
 #include "transport/send_queue.h"
 
-#include <utility>
+#include <algorithm>
 
 namespace moolink::transport {
 
@@ -14,6 +14,31 @@ void SendQueue::push(wire::Frame frame) {
   bytes_ += frame.bytes();
   const auto header = wire::encode_header(frame.header);
   queue_.push_back({header, std::move(frame)});
+  was_full_ = was_full_ || full();
+}
+
+std::size_t SendQueue::gather(std::span<iovec> pieces) const {
+  std::size_t used = 0;
+  std::size_t index = piece_;
+  std::size_t done = piece_done_;
+  for (const OutgoingFrame& out : queue_) {
+    for (; index < out.pieces(); ++index) {
+      if (used == pieces.size()) return used;
+      const auto bytes = out.piece(index).subspan(std::exchange(done, 0));
+      if (!bytes.empty()) pieces[used++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
+    }
+    index = 0;
+  }
+  return used;
+}
+
+void SendQueue::sent(std::size_t bytes) {
+  while (!queue_.empty()) {
+    const std::size_t left = queue_.front().piece(piece_).size() - piece_done_;
+    const std::size_t taken = std::min(bytes, left);
+    bytes -= taken;
+    if (!took(taken, left)) return;
+  }
 }
 
 bool SendQueue::took(std::size_t written, std::size_t size) {

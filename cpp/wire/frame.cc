@@ -29,13 +29,6 @@ T get(const std::byte*& at) {
 
 }  // namespace
 
-const char* frame_type_name(FrameType type) {
-  static constexpr const char* kNames[] = {"?",     "hello", "welcome", "refuse", "message",
-                                           "chunk", "want",  "grant",   "done",   "ack",
-                                           "ping",  "pong",  "window",  "close"};
-  return kNames[type > FrameType::close ? 0 : static_cast<std::size_t>(type)];
-}
-
 std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header) {
   std::array<std::byte, kHeaderBytes> bytes{};
   std::byte* at = bytes.data();
@@ -68,7 +61,7 @@ FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const 
   }
   header.type = static_cast<FrameType>(type);
   if (header.length > limits.max_frame - kHeaderBytes) {
-    fail(std::string("a ") + frame_type_name(header.type) + " frame of " +
+    fail(std::string("a ") + kFrameTypes[header.type] + " frame of " +
          std::to_string(header.length) + " bytes exceeds the limit of " +
          std::to_string(limits.max_frame));
   }

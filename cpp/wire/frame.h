@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/enum_names.h"
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/uid.h"
@@ -50,7 +51,9 @@ enum class FrameType : std::uint8_t {
   close,
 };
 constexpr FrameType enum_max(FrameType) { return FrameType::close; }
-const char* frame_type_name(FrameType type);
+inline constexpr auto kFrameTypes =
+    enum_names<FrameType::close>("?", "hello", "welcome", "refuse", "message", "chunk", "want",
+                                 "grant", "done", "ack", "ping", "pong", "window", "close");
 
 // The wire format, little-endian:
 // type u8 | flags u8 | lane u16 | length u32 | seq u64 | ack u64 | control u32 | crc32c u32, the

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moolink._core import TensorLayouts
+from moolink._core import TensorLayouts, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
@@ -377,9 +377,10 @@ class Accumulator(AccumulatorBase):
         self, dtype: str, gradients: list[tuple[torch.Tensor, int, int]], batch_size: int
     ) -> bool:
         """Copies (gradient, elements, offset) to the bucket, waits once, and scales them there."""
-        tensors, counts, offsets = zip(*gradients, strict=True)
-        addresses = self._core.stage(list(tensors), list(offsets))
-        staged = list(zip(addresses, counts, offsets, strict=True))
+        bucket = self._core.bucket()
+        places = [bucket[offset:][: gradient.nbytes] for gradient, _, offset in gradients]
+        copy_to_host([gradient for gradient, _, _ in gradients], places)
+        staged = [(bucket.ctypes.data + offset, count, offset) for _, count, offset in gradients]
         # Not to be cleared: they lie where they are gathered.
         return self._core.gather(dtype, staged, float(batch_size), False)
 

@@ -30,7 +30,7 @@ class Ear final : public Handler, public tcp::Owner {
   void received(Connection& connection, wire::ReceivedFrame frame) override {
     FUZZ_CHECK(frame.bytes.size() == frame.header.length);
     FUZZ_CHECK(frame.header.control <= frame.header.length);
-    heard += wire::frame_type_name(frame.header.type);
+    heard += wire::kFrameTypes[frame.header.type];
     heard.append(reinterpret_cast<const char*>(frame.bytes.data()), frame.bytes.size());
     if (frame.header.flags == 0xe5) connection.establish();
   }

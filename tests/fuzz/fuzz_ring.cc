@@ -133,7 +133,7 @@ void run(Input input) {
   FrameReceiver receiver(environment, connection);
   receiver.set_max_frame(std::size_t{64} << 10);
   shm::RingWriter ours(outgoing, bell.rung);
-  SendQueue queue;
+  SendQueue queue(1, 1);
   while (!input.empty()) {
     const std::size_t what = input.below(8);
     const bool broken = refused([&] {

@@ -62,8 +62,8 @@ class Victim {
                    static_cast<std::uint16_t>(input.below(3)));
         break;
       case 3:
-        calls_.push_back(node_.stream(now_, "peer", "any", {as_buffer(Bytes(3)), {}}, seconds(1), 0,
-                                      1 + input.below(9)));
+        calls_.push_back(node_.call(now_, "peer", "any", {as_buffer(Bytes(3)), {}}, seconds(1), 0,
+                                    1 + input.below(9)));
         break;
       case 4:
         if (!calls_.empty()) node_.raise_credit(now_, calls_.front(), 1 + input.byte());
@@ -138,7 +138,8 @@ class Victim {
     const std::span<std::byte> target = node_.chunk_target(connection_, head);
     FUZZ_CHECK(target.empty() || target.size() == head.bytes);
     if (!target.empty()) std::memset(target.data(), 1, target.size());
-    if (!target.empty() || input.chance()) node_.chunk_received(now_, connection_, head);
+    if (!target.empty() || input.chance())
+      node_.event(&session::Session::chunk_received, now_, connection_, head);
   }
 
   void answer() {
@@ -150,7 +151,7 @@ class Victim {
 
   void fill() {
     if (filling_.empty()) return;
-    node_.grant_filled(now_, connection_, filling_.front());
+    node_.event(&session::Session::grant_filled, now_, connection_, filling_.front());
     filling_.pop_front();
   }
 
@@ -180,12 +181,11 @@ class Victim {
       filling_.push_back(fill->place.grant);
     } else if (const auto* map = std::get_if<rpc::MapLoan>(&action)) {
       const bool exists = map->place.segment == 1 && map->place.bytes <= kLargest;
-      node_.loan_mapped(
-          now_, map->connection, map->seq, map->part,
-          exists ? as_buffer(Bytes(static_cast<std::size_t>(map->place.bytes))) : Buffer(),
-          exists ? Error{} : make_error(ErrorCode::wire, "no such segment"));
+      node_.event(&session::Session::loan_mapped, now_, map->connection, map->seq, map->part,
+                  exists ? as_buffer(Bytes(static_cast<std::size_t>(map->place.bytes))) : Buffer(),
+                  exists ? Error{} : make_error(ErrorCode::wire, "no such segment"));
     } else if (const auto* pass = std::get_if<rpc::PassSegments>(&action)) {
-      node_.segments_passed(now_, pass->connection, pass->seq, true);
+      node_.event(&session::Session::segments_passed, now_, pass->connection, pass->seq, true);
     } else if (const auto* complete = std::get_if<rpc::Complete>(&action)) {
       std::erase(calls_, complete->id);
     }
@@ -197,7 +197,8 @@ class Victim {
       memory = allocator_.allocate(static_cast<std::size_t>(wanted.bytes));
     }
     const wire::GrantPlace place{++grants_, 1, 0, wanted.bytes};
-    node_.grant_ready(now_, wanted.connection, wanted.seq, wanted.part, place, memory);
+    node_.event(&session::Session::grant_ready, now_, wanted.connection, wanted.seq, wanted.part,
+                place, memory);
   }
 
   void check() {

@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/time.h"
+#include "rpc/actions.h"
 #include "runtime/engine/completions.h"
 #include "runtime/engine/context.h"
 
@@ -38,6 +40,10 @@ class Awaitable {
   std::string who_waits() { return context_->who_waits(); }
 
   // --- with the engine's lock held
+  // The first outcome is final.
+  virtual void complete(rpc::Reply outcome) = 0;
+  // How to cancel the operation; it must complete this.
+  void on_cancel(std::function<void()> cancel) { cancel_ = std::move(cancel); }
   // Before it is ready.
   void set_detail(std::shared_ptr<const std::string> detail) { detail_ = std::move(detail); }
   // Its subject, for people: "call" 17.
@@ -53,6 +59,8 @@ class Awaitable {
   // Wakes all waiters.
   void set_ready();
   void set_unready() { ready_.store(false, std::memory_order_release); }
+
+  std::function<void()> cancel_;
 
  private:
   std::shared_ptr<Context> context_;

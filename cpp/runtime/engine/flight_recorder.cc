@@ -3,17 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <iterator>
 
 namespace moolink::runtime {
-
-const char* to_string(FlightKind kind) {
-  static constexpr const char* kNames[] = {
-      "call",   "result", "handler",  "reply",   "stop",      "dial",    "dial failed", "opened",
-      "closed", "sent",   "received", "peer up", "peer down", "service", "view"};
-  static_assert(std::size(kNames) == static_cast<std::size_t>(FlightKind::view) + 1);
-  return kind > FlightKind::view ? "?" : kNames[static_cast<std::size_t>(kind)];
-}
 
 std::vector<FlightEvent> FlightRecorder::last(std::size_t most, std::string_view here) const {
   std::vector<FlightEvent> found;
@@ -31,8 +22,8 @@ std::string line_of(const FlightEvent& event, Time now) {
   char line[192];
   const double ago = std::chrono::duration<double>(now - event.at).count();
   std::snprintf(line, sizeof line, "%10.4f s  %s  %s %llu  %s  %s", -ago, event.here.data(),
-                to_string(event.kind), static_cast<unsigned long long>(event.id), event.peer.data(),
-                event.text.data());
+                kFlightKinds[event.kind], static_cast<unsigned long long>(event.id),
+                event.peer.data(), event.text.data());
   std::string text(line);
   text.erase(text.find_last_not_of(' ') + 1);
   return text;

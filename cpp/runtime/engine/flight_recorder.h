@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_names.h"
 #include "base/time.h"
 
 namespace moolink::runtime {
@@ -29,7 +30,9 @@ enum class FlightKind : std::uint8_t {
   view,       // epoch, members
 };
 
-const char* to_string(FlightKind kind);
+inline constexpr auto kFlightKinds = enum_names<FlightKind::view>(
+    "call", "result", "handler", "reply", "stop", "dial", "dial failed", "opened", "closed", "sent",
+    "received", "peer up", "peer down", "service", "view");
 
 struct FlightEvent {
   Time at{};

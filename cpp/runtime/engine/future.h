@@ -1,10 +1,5 @@
 #pragma once
 
-#include <functional>
-#include <memory>
-
-#include "base/error.h"
-#include "rpc/node.h"
 #include "runtime/engine/awaitable.h"
 
 namespace moolink::runtime {
@@ -23,16 +18,11 @@ class Future final : public Awaitable {
   // Runs the task on a worker once the future is done, or at once if it is.
   void then(Task task);
 
-  // --- with the engine's lock held
-  // The first outcome is final.
-  void complete(rpc::Reply outcome);
-  // How cancel() cancels the operation; it must complete the future.
-  void on_cancel(std::function<void()> cancel) { cancel_ = std::move(cancel); }
+  void complete(rpc::Reply outcome) override;
 
  private:
   rpc::Reply outcome_;
   Tasks tasks_;
-  std::function<void()> cancel_;
 };
 
 }  // namespace moolink::runtime

@@ -12,7 +12,7 @@ std::optional<wire::Payload> Stream::take() {
   if (items_.empty() && !outcome_) set_unready();
   // Half of the credit at once: one message for several items, and no pause.
   if (!outcome_ && ++taken_ * 2 >= credit_) {
-    const auto raise_credit = control_.raise_credit;  // complete() destroys the member
+    const auto raise_credit = raise_credit_;  // complete() destroys the member
     raise_credit(std::exchange(taken_, 0));
   }
   return item;
@@ -27,7 +27,7 @@ void Stream::cancel() {
   if (context().abandoned()) return;  // in a forked child: the call is the parent's
   const Engine::Lock lock = context().lock();
   // complete() destroys the function called here.
-  if (!outcome_) std::exchange(control_.cancel, nullptr)();
+  if (!outcome_) std::exchange(cancel_, nullptr)();
 }
 
 void Stream::add(wire::Payload item) {
@@ -38,7 +38,8 @@ void Stream::add(wire::Payload item) {
 void Stream::complete(rpc::Reply outcome) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
-  control_ = {};
+  raise_credit_ = nullptr;
+  cancel_ = nullptr;
   set_ready();
 }
 

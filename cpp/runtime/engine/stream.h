@@ -5,7 +5,6 @@
 #include <functional>
 #include <optional>
 
-#include "rpc/node.h"
 #include "runtime/engine/awaitable.h"
 
 namespace moolink::runtime {
@@ -14,12 +13,6 @@ namespace moolink::runtime {
 // the end to report. Taken items make room for more.
 class Stream final : public Awaitable {
  public:
-  // How a stream controls its call, with the engine's lock held.
-  struct Control {
-    std::function<void(std::uint64_t)> raise_credit;
-    std::function<void()> cancel;  // it must end the stream
-  };
-
   Stream(std::shared_ptr<Context> context, std::uint64_t credit)
       : Awaitable(std::move(context)), credit_(credit) {}
 
@@ -33,13 +26,16 @@ class Stream final : public Awaitable {
   void cancel();
 
   // --- with the engine's lock held
-  void control(Control control) { control_ = std::move(control); }
+  // How to tell the handler that so many more items may come.
+  void on_room(std::function<void(std::uint64_t)> raise_credit) {
+    raise_credit_ = std::move(raise_credit);
+  }
   void add(wire::Payload item);
-  void complete(rpc::Reply outcome);
+  void complete(rpc::Reply outcome) override;
 
  private:
   const std::uint64_t credit_;
-  Control control_;
+  std::function<void(std::uint64_t)> raise_credit_;
   std::deque<wire::Payload> items_;
   std::uint64_t taken_ = 0;  // since credit was raised
   std::optional<rpc::Reply> outcome_;

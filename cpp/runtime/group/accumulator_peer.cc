@@ -29,7 +29,7 @@ accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string
   accumulate::Machine::Config config;
   config.group = scope;
   config.instance = rpc.instance();
-  config.name = rpc.name_locked();
+  config.name = rpc.node().name();
   config.role = options.role;
   config.bucket_bytes = bucket.bytes;
   config.layout = hash_of(options.layout);
@@ -185,7 +185,7 @@ void AccumulatorPeer::remind(Time now) {
   if (text.empty()) return;
   reminder_.due(moved_at_, now);
   rpc_->context()->log(LogLevel::warning, "accumulator '" + scope_ + "' of peer '" +
-                                              rpc_->name_locked() + "' waits for " +
+                                              rpc_->node().name() + "' waits for " +
                                               in_seconds(now - moved_at_) + " for " + text);
 }
 
@@ -213,7 +213,7 @@ void AccumulatorPeer::show(Time now, const accumulate::Round& round) {
 }
 
 void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const {
-  const std::string who = "accumulator '" + scope_ + "' of peer '" + rpc_->name_locked() + "'";
+  const std::string who = "accumulator '" + scope_ + "' of peer '" + rpc_->node().name() + "'";
   if (how == Describe::everything) {
     text += who + ": model version " + std::to_string(machine_.model_version()) + ", leader '" +
             machine_.leader().value_or("none") + "'" +

@@ -7,18 +7,6 @@
 
 namespace moolink::runtime {
 
-group::Down group_down(rpc::Down how) {
-  switch (how) {
-    case rpc::Down::dead:
-      return group::Down::dead;
-    case rpc::Down::closed:
-      return group::Down::closed;
-    case rpc::Down::unreachable:
-      break;
-  }
-  return group::Down::unreachable;
-}
-
 BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)
     : rpc_(std::move(rpc)), broker_(config, entropy64(), io::now()) {
   const Engine::Lock lock = rpc_->context()->lock();
@@ -74,7 +62,7 @@ void BrokerPeer::tick(Time now) {
 
 void BrokerPeer::describe(Time, Describe how, std::string& text) const {
   if (how != Describe::everything) return;
-  text += "broker '" + rpc_->name_locked() + "'\n";
+  text += "broker '" + rpc_->node().name() + "'\n";
   for (const std::string& group : broker_.groups()) {
     const group::View* view = broker_.view(group);
     text += "  group '" + group + "': ";
@@ -85,7 +73,7 @@ void BrokerPeer::describe(Time, Describe how, std::string& text) const {
 void BrokerPeer::peer_up(const rpc::PeerUp& /*peer*/) {}  // members announce themselves
 
 void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
-  broker_.peer_down(io::now(), peer.instance, group_down(peer.how));
+  broker_.peer_down(io::now(), peer.instance, peer.how);
   carry_out();
 }
 

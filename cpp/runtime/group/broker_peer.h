@@ -44,6 +44,4 @@ class BrokerPeer final : public Driven, private PeerObserver {
   bool closed_ = false;
 };
 
-group::Down group_down(rpc::Down how);
-
 }  // namespace moolink::runtime

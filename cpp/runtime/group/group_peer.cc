@@ -8,7 +8,6 @@
 #include "base/names.h"
 #include "base/scoped.h"
 #include "io/loop.h"
-#include "runtime/group/broker_peer.h"
 
 namespace moolink::runtime {
 namespace {
@@ -47,7 +46,7 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
     register_services();
     rpc_->add(static_cast<PeerObserver&>(*this));
     rpc_->context()->engine().add(*this);
-    for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+    for (const rpc::PeerInfo& peer : rpc_->node().peers(io::now())) {
       if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
     }
   } catch (...) {
@@ -96,7 +95,7 @@ void GroupPeer::close() {
 // left could overtake them, and would fail operations there that have ended here.
 bool GroupPeer::has_delivered() const {
   const auto flushed = [this](const group::MemberInfo& member) {
-    return rpc_->flushed(member.instance);
+    return rpc_->node().flushed(member.instance);
   };
   return closed_ || (runner_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
 }
@@ -190,7 +189,7 @@ void GroupPeer::set_broker_name(const std::string& name) {
   const Time now = io::now();
   broker_ = {};
   member_.broker_down(now);
-  for (const rpc::PeerInfo& peer : rpc_->peers_locked()) {
+  for (const rpc::PeerInfo& peer : rpc_->node().peers(now)) {
     if (peer.connected && is_broker(peer.name, peer.instance, peer.scope)) {
       member_.broker_up(now, broker_ = peer.instance);
     }
@@ -201,7 +200,7 @@ void GroupPeer::set_broker_name(const std::string& name) {
 // A peer whose key confines it to another group cannot be the broker of this one; a peer whose key
 // confines it to this one does not replace one that holds the job's token.
 bool GroupPeer::is_broker(const std::string& name, const Uid& instance, const std::string& scope) {
-  if (name != broker_name_ || !rpc_->may_concern(instance, name_)) return false;
+  if (name != broker_name_ || !rpc_->node().may_concern(instance, name_)) return false;
   if (broker_ && broker_scope_.empty() && !scope.empty()) return false;
   broker_scope_ = scope;
   return true;
@@ -223,7 +222,7 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
     broker_ = {};
     member_.broker_down(now);
   }
-  lost_session(now, peer.instance, group_down(peer.how));
+  lost_session(now, peer.instance, peer.how);
 }
 
 // As if a session with it had been lost.
@@ -362,7 +361,7 @@ void GroupPeer::perform(Time, group::Member::SendToMember& action) {
 }
 
 void GroupPeer::perform(Time now, group::Member::NewView& action) {
-  rpc_->context()->recorder().record(now, FlightKind::view, rpc_->name_locked(), "",
+  rpc_->context()->recorder().record(now, FlightKind::view, rpc_->node().name(), "",
                                      action.view.epoch, group::describe(action.view));
   if (action.active) enter_in_time(now, action.view);
   for (const Attached& attached : std::vector(attached_)) {

@@ -22,14 +22,14 @@ std::string GroupPeer::explain(Time now) const {
 }
 
 std::string GroupPeer::how_to_reach_the_broker(Time now) const {
-  const rpc::Explanation known = rpc_->explain_locked(now, broker_name_);
+  const rpc::Explanation known = rpc_->node().explain(now, broker_name_);
   std::string tried;
   for (const rpc::TriedAddress& address : known.tried) {
     tried += "; " + address.address + ": " + address.error;
   }
   const std::string broker = "'" + broker_name_ + "'";
   if (!tried.empty()) return tried + ": does broker " + broker + " run there?";
-  if (rpc_->peers_locked().empty()) {
+  if (rpc_->node().peers(now).empty()) {
     return ": call connect() with the address that broker " + broker + " listens on";
   }
   return ": no peer that is connected knows a broker " + broker +
@@ -47,7 +47,7 @@ void GroupPeer::remind(Time now) {
 }
 
 void GroupPeer::describe(Time now, Describe how, std::string& text) const {
-  const std::string who = "group '" + name_ + "' of peer '" + rpc_->name_locked() + "'";
+  const std::string who = "group '" + name_ + "' of peer '" + rpc_->node().name() + "'";
   if (how == Describe::everything) {
     const group::View& view = member_.active_view();
     text += who + ": " + (view.empty() ? "in no epoch" : group::describe(view));

@@ -137,7 +137,7 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
   for (const std::string& name : runner_->waiting_for(op)) waiting += " " + name;
   const Error error{.code = ErrorCode::timeout,
                     .message = "operation '" + running.operation + "' of group '" + name_ +
-                               "' did not end in time; " + rpc_->name_locked() + " waits for:" +
+                               "' did not end in time; " + rpc_->node().name() + " waits for:" +
                                (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
                     .function = name_,
                     .ran = Ran::maybe};
@@ -160,7 +160,7 @@ std::string GroupPeer::begun_elsewhere() const {
     }
     text += "; '" + operation + "' was begun by";
     for (const std::string& name : names) text += " " + name;
-    text += " and not by " + rpc_->name_locked();
+    text += " and not by " + rpc_->node().name();
   }
   if (!text.empty()) text += ": members must begin blocking operations in the same order";
   return text;

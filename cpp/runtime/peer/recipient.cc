@@ -37,19 +37,13 @@ PlacedMemory hold_grant(std::weak_ptr<RpcPeer> peer, wire::ConnectionId connecti
   return {{held, memory.data(), memory.size()}, held};
 }
 
-template <class Use>
-auto Recipient::with_peer(Use use) const {
-  const auto* name = std::get_if<const std::string*>(&peer_);
-  return name != nullptr ? use(**name) : use(std::get<Uid>(peer_));
-}
-
 std::optional<PlacedMemory> Recipient::place(std::size_t bytes) const {
-  return with_peer([&](const auto& peer) { return sender_.place(peer, bytes); });
+  return sender_.place(receiver_, bytes);
 }
 
 bool Recipient::reads_device(int device) const {
   device::Devices::process().sharing_refusal(device);  // tries it, which is too long for the lock
-  return with_peer([&](const auto& peer) { return sender_.reads_device(peer, device); });
+  return sender_.reads_device(receiver_, device);
 }
 
 }  // namespace moolink::runtime

@@ -4,10 +4,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 
 #include "base/buffer.h"
 #include "base/uid.h"
+#include "rpc/actions.h"
 #include "wire/path.h"
 #include "wire/payload.h"
 
@@ -26,8 +26,8 @@ struct PlacedMemory {
 class Recipient {
  public:
   // The sender and the name outlive this.
-  Recipient(RpcPeer& sender, const std::string& name) : sender_(sender), peer_(&name) {}
-  Recipient(RpcPeer& sender, const Uid& instance) : sender_(sender), peer_(instance) {}
+  Recipient(RpcPeer& sender, const std::string& name) : sender_(sender), receiver_(&name) {}
+  Recipient(RpcPeer& sender, const Uid& instance) : sender_(sender), receiver_(instance) {}
 
   // Memory for a part of that many bytes; empty: none, the part travels like any other.
   std::optional<PlacedMemory> place(std::size_t bytes) const;
@@ -36,11 +36,8 @@ class Recipient {
   bool reads_device(int device) const;
 
  private:
-  template <class Use>
-  auto with_peer(Use use) const;
-
   RpcPeer& sender_;
-  std::variant<const std::string*, Uid> peer_;
+  rpc::Receiver receiver_;
 };
 
 PlacedMemory hold_grant(std::weak_ptr<RpcPeer> peer, wire::ConnectionId connection,

@@ -16,7 +16,7 @@ bool Responder::send(rpc::Reply reply) {
   Tasks forgotten;  // destroyed without the lock
   const Engine::Lock lock = peer_->context()->lock();
   forgotten.swap(on_cancel_);
-  peer_->reply_locked(key_, std::move(reply));
+  peer_->reply(key_, std::move(reply));
   return true;
 }
 
@@ -58,14 +58,14 @@ Responder::~Responder() {
   // Through the loop, because the last reference may go while the engine's lock is held.
   const auto post = [this] {
     peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
-      const std::string& name = peer->node_.name();
-      peer->reply_locked(key, Error{.code = ErrorCode::remote,
-                                    .message = "the handler of '" + function + "' at peer '" +
-                                               name + "' dropped the call without a reply",
-                                    .peer = name,
-                                    .function = function,
-                                    .remote_type = "RuntimeError",
-                                    .ran = Ran::yes});
+      const std::string& name = peer->node().name();
+      peer->reply(key, Error{.code = ErrorCode::remote,
+                             .message = "the handler of '" + function + "' at peer '" + name +
+                                        "' dropped the call without a reply",
+                             .peer = name,
+                             .function = function,
+                             .remote_type = "RuntimeError",
+                             .ran = Ran::yes});
     });
   };
   // If the allocation fails, the caller waits until its time-out.

@@ -258,21 +258,8 @@ std::shared_ptr<Future> RpcPeer::start_call(const std::string& peer, const std::
                                             wire::Payload arguments, Duration timeout,
                                             std::uint16_t lane) {
   auto future = std::make_shared<Future>(context_);
-  ++stats_.calls_sent;
   const rpc::CallId id = node_.call(clock(), peer, function, std::move(arguments), timeout, lane);
-  record(FlightKind::call, peer, id, function);
-  future->set_subject("call", id);
-  try {
-    future->on_cancel([this, id] {
-      node_.cancel(io::now(), id);
-      operation_done();
-    });
-    futures_.emplace(id, future);
-  } catch (...) {
-    node_.cancel(io::now(), id);  // its outcome could not be reported
-    operation_done();
-    throw;
-  }
+  follow(id, peer, function, {future});
   call_done();
   return future;
 }
@@ -282,28 +269,34 @@ std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::stri
                                         std::uint16_t lane, std::uint64_t credit) {
   auto stream = std::make_shared<Stream>(context_, credit);
   const Engine::Lock lock = lock_open();
-  ++stats_.calls_sent;
   const rpc::CallId id =
-      node_.stream(clock(), peer, function, std::move(arguments), timeout, lane, credit);
+      node_.call(clock(), peer, function, std::move(arguments), timeout, lane, credit);
+  follow(id, peer, function, {stream, stream.get()});
+  stream->on_room([this, id](std::uint64_t more) {
+    node_.raise_credit(io::now(), id, more);
+    operation_done();
+  });
+  operation_done();
+  return stream;
+}
+
+// A call has begun, which `pending` gets the items and the result of.
+void RpcPeer::follow(rpc::CallId id, const std::string& peer, const std::string& function,
+                     Pending pending) {
+  ++stats_.calls_sent;
   record(FlightKind::call, peer, id, function);
-  stream->set_subject("stream", id);
+  pending.outcome->set_subject(pending.items == nullptr ? "call" : "stream", id);
   try {
-    stream->control({[this, id](std::uint64_t more) {
-                       node_.raise_credit(io::now(), id, more);
-                       operation_done();
-                     },
-                     [this, id] {
-                       node_.cancel(io::now(), id);
-                       operation_done();
-                     }});
-    streams_.emplace(id, stream);
+    pending.outcome->on_cancel([this, id] {
+      node_.cancel(io::now(), id);
+      operation_done();
+    });
+    pending_.emplace(id, std::move(pending));
   } catch (...) {
-    node_.cancel(io::now(), id);
+    node_.cancel(io::now(), id);  // its outcome could not be reported
     operation_done();
     throw;
   }
-  operation_done();
-  return stream;
 }
 
 void RpcPeer::define(const std::string& function, CallHandler handler, const std::string& group) {
@@ -341,7 +334,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   return true;
 }
 
-void RpcPeer::reply_locked(const rpc::CallKey& key, rpc::Reply reply) {
+void RpcPeer::reply(const rpc::CallKey& key, rpc::Reply reply) {
   if (finished_) return;
   const Time now = clock();
   const auto handling = running_.find(key);
@@ -418,17 +411,15 @@ RpcStats RpcPeer::stats() {
   const Engine::Lock lock = context_->lock();
   RpcStats stats = stats_;
   stats.connections = connections_.size();
-  stats.calls_pending = futures_.size() + streams_.size();
+  stats.calls_pending = pending_.size();
   stats.peers = node_.peers(io::now()).size();
   return stats;
 }
 
 std::vector<rpc::PeerInfo> RpcPeer::peers() {
   const Engine::Lock lock = context_->lock();
-  return peers_locked();
+  return node_.peers(io::now());
 }
-
-std::vector<rpc::PeerInfo> RpcPeer::peers_locked() const { return node_.peers(io::now()); }
 
 std::vector<std::string> RpcPeer::addresses() {
   const Engine::Lock lock = context_->lock();

@@ -120,11 +120,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
                                  std::uint64_t credit);
   // Memory of the message's receiver, if it has granted some. Released when unused.
-  std::optional<PlacedMemory> place(const std::string& peer, std::size_t bytes);
-  std::optional<PlacedMemory> place(const Uid& peer, std::size_t bytes);
+  std::optional<PlacedMemory> place(const rpc::Receiver& receiver, std::size_t bytes);
   // Whether parts of a message to it may be in this CUDA device's memory.
-  bool reads_device(const std::string& peer, int device);
-  bool reads_device(const Uid& peer, int device);
+  bool reads_device(const rpc::Receiver& receiver, int device);
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
   void define(const std::string& function, CallHandler handler, const std::string& group = {});
@@ -144,6 +142,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::vector<std::string> flight_recorder();
 
   // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
+  const rpc::Node& node() const { return node_; }
   // Sends a group's message to an instance; dials it by its name if there is no session with it
   // yet. Sends nothing to a peer whose key is that of another group.
   void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
@@ -153,9 +152,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // An action from or for that peer failed: the session ends at both ends, for that reason, and
   // groups continue in another epoch.
   void fail_peer(const Uid& instance, const Error& error);
-  bool may_concern(const Uid& instance, const std::string& group) const {
-    return node_.may_concern(instance, group);
-  }
   void add(PeerObserver& observer) { observers_.push_back(&observer); }
   void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
   // Passes descriptors to a peer of this host, where descriptors() takes them; false: there is no
@@ -164,12 +160,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   DescriptorExchange& descriptors() { return descriptors_; }
   // For a second at most. Releases the lock meanwhile.
   void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
-  bool flushed(const Uid& instance) const { return node_.flushed(instance); }
-  const std::string& name_locked() const { return node_.name(); }
-  std::vector<rpc::PeerInfo> peers_locked() const;
-  rpc::Explanation explain_locked(Time now, const std::string& peer) const {
-    return node_.explain(now, peer);
-  }
   ServiceRouter& router() { return router_; }
   // Ends a step of a machine beside the Node from outside the loop: writes out its messages, and
   // makes the loop check the clock again. `deadline` is that machine's own.
@@ -203,6 +193,11 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     bool replied = false;
     bool unwanted = false;
     bool returned = false;
+  };
+  // A call of this side without a result yet.
+  struct Pending {
+    std::shared_ptr<Awaitable> outcome;
+    Stream* items = nullptr;  // the same, if it is a stream
   };
   using HandlingOf = std::map<rpc::CallKey, Handling>;
   using Connections =
@@ -245,9 +240,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
   void tell_who_waited(Awaitable& late);
   void tell_refusal(const std::string& reason);
-  bool reads_device(std::optional<wire::ConnectionId> in_use, int device);
-  std::optional<PlacedMemory> hold(const std::optional<session::Session::StandingPlace>& standing,
-                                   std::size_t bytes);
   void perform(rpc::PassSegments& action);
   void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);
@@ -288,6 +280,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Engine::Lock lock_open();
   std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
                                      wire::Payload arguments, Duration timeout, std::uint16_t lane);
+  void follow(rpc::CallId id, const std::string& peer, const std::string& function,
+              Pending pending);
   // Whether this thread runs a handler of this peer.
   bool runs_handler_here() const;
   template <class Begin>
@@ -298,7 +292,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void call_done();
   void start();
   std::vector<std::unique_ptr<transport::Transport>> make_transports(EnabledPaths& paths);
-  void reply_locked(const rpc::CallKey& key, rpc::Reply reply);
+  void reply(const rpc::CallKey& key, rpc::Reply reply);
   void send_item(const rpc::CallKey& key, wire::Payload item);
   void run(const std::shared_ptr<Function>& function, Incoming incoming);
 
@@ -317,8 +311,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::vector<rpc::Action> actions_;
   ActionPump pump_;
 
-  std::unordered_map<rpc::CallId, std::shared_ptr<Future>> futures_;
-  std::unordered_map<rpc::CallId, std::shared_ptr<Stream>> streams_;
+  std::unordered_map<rpc::CallId, Pending> pending_;
   std::map<std::string, std::shared_ptr<Function>> functions_;
   HandlingOf running_;
   ServiceRouter router_{*this};

@@ -40,8 +40,8 @@ void RpcPeer::end(const rpc::RunHandler& action, const Error& error) {
 }
 
 void RpcPeer::end(const rpc::StreamItem& action, const Error& error) {
-  const auto stream = streams_.extract(action.id);
-  if (!stream.empty()) stream.mapped()->complete(error);
+  const auto pending = pending_.extract(action.id);
+  if (!pending.empty()) pending.mapped().outcome->complete(error);
   node_.cancel(io::now(), action.id);
 }
 
@@ -119,7 +119,7 @@ void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Durat
 }
 
 void RpcPeer::fail_pending() {
-  const auto fail = [this](auto& awaited) {
+  const auto fail = [this](Awaitable& awaited) {
     const auto say = [&] {
       awaited.complete(Error{.code = ErrorCode::closed,
                              .message = "the peer '" + node_.name() + "' was closed",
@@ -130,8 +130,7 @@ void RpcPeer::fail_pending() {
       awaited.complete(make_error(ErrorCode::closed, error.message));
     });
   };
-  for (auto& [id, future] : std::exchange(futures_, {})) fail(*future);
-  for (auto& [id, stream] : std::exchange(streams_, {})) fail(*stream);
+  for (auto& [id, pending] : std::exchange(pending_, {})) fail(*pending.outcome);
   for (auto& [key, running] : std::exchange(running_, {})) {
     if (const auto responder = running.responder.lock()) responder->cancel();
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/enum_names.h"
 #include "device/block.h"
 #include "rpc/dialler.h"
 #include "runtime/peer/device_parts.h"
@@ -14,6 +15,10 @@
 namespace moolink::runtime {
 
 namespace {
+
+constexpr auto kServices = enum_names<rpc::Service::snapshot>(
+    "", "directory", "group", "collective", "accumulate", "snapshot");
+constexpr auto kHow = enum_names<rpc::Down::closed>("dead", "unreachable", "closed");
 
 // Where a peer bound to these addresses listens for RDMA: where others reach it by tcp. Empty: they
 // do not.
@@ -84,7 +89,7 @@ void RpcPeer::record_frame(FlightKind kind, wire::ConnectionId connection, wire:
     case wire::FrameType::refuse:
     case wire::FrameType::window:
     case wire::FrameType::close:
-      return record(kind, "", connection, wire::frame_type_name(type));
+      return record(kind, "", connection, wire::kFrameTypes[type]);
     default:
       return;
   }
@@ -111,18 +116,18 @@ void RpcPeer::chunk_received(transport::Connection& connection, const wire::Chun
   PathStats& path = stats_.paths[static_cast<std::size_t>(connection.path())];
   ++path.frames_received;
   path.bytes_received += head.bytes;
-  node_.chunk_received(clock(), connection.id(), head);
+  node_.event(&session::Session::chunk_received, clock(), connection.id(), head);
   carry_out();
 }
 
 void RpcPeer::writable(transport::Connection& connection) {
-  node_.writable(io::now(), connection.id());
+  node_.event(&session::Session::writable, io::now(), connection.id());
   carry_out();
 }
 
 void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantPlace& place) {
   stats_.paths[static_cast<std::size_t>(connection.path())].bytes_written += place.bytes;
-  node_.grant_filled(io::now(), connection.id(), place.grant);
+  node_.event(&session::Session::grant_filled, io::now(), connection.id(), place.grant);
   carry_out();
 }
 
@@ -175,17 +180,6 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
 
 // --- actions of the Node
 
-namespace {
-
-const char* to_string(rpc::Service service) {
-  static constexpr const char* kNames[] = {"",           "directory",  "group",
-                                           "collective", "accumulate", "snapshot"};
-  static_assert(std::size(kNames) == static_cast<std::size_t>(rpc::Service::snapshot) + 1);
-  return kNames[service > rpc::Service::snapshot ? 0 : static_cast<std::size_t>(service)];
-}
-
-}  // namespace
-
 void RpcPeer::carry_out() {
   const auto take = [this]() -> std::vector<rpc::Action>& {
     ask_for_more();
@@ -203,7 +197,8 @@ void RpcPeer::carry_out() {
 void RpcPeer::ask_for_more() {
   for (const wire::ConnectionId id : std::exchange(fed_, {})) {
     const transport::Connection* connection = find(id);
-    if (connection != nullptr && connection->writable()) node_.writable(io::now(), id);
+    if (connection != nullptr && connection->writable())
+      node_.event(&session::Session::writable, io::now(), id);
   }
 }
 
@@ -279,19 +274,16 @@ void RpcPeer::perform(rpc::Complete& action) {
   ++(failed ? stats_.calls_failed : stats_.calls_succeeded);
   const Error* error = std::get_if<Error>(&action.result);
   record(FlightKind::result, error ? error->peer : "", action.id, error ? error->message : "");
-  const bool late = error && error->code == ErrorCode::timeout;
-  if (const auto future = futures_.extract(action.id); !future.empty()) {
-    if (late) tell_who_waited(*future.mapped());
-    future.mapped()->complete(std::move(action.result));
-  } else if (const auto stream = streams_.extract(action.id); !stream.empty()) {
-    if (late) tell_who_waited(*stream.mapped());
-    stream.mapped()->complete(std::move(action.result));
-  }
+  const auto pending = pending_.extract(action.id);
+  if (pending.empty()) return;
+  Awaitable& outcome = *pending.mapped().outcome;
+  if (error && error->code == ErrorCode::timeout) tell_who_waited(outcome);
+  outcome.complete(std::move(action.result));
 }
 
 void RpcPeer::perform(rpc::StreamItem& action) {
-  const auto stream = streams_.find(action.id);
-  if (stream != streams_.end()) stream->second->add(std::move(action.item));
+  const auto pending = pending_.find(action.id);
+  if (pending != pending_.end()) pending->second.items->add(std::move(action.item));
 }
 
 void RpcPeer::perform(rpc::CreditRaised& action) {
@@ -306,7 +298,7 @@ void RpcPeer::perform(rpc::ServiceMessage& action) {
     if (device::block_of(part) != nullptr) wire::fail("a service's message in a device's memory");
   }
   record(FlightKind::service, action.from_name, static_cast<std::uint64_t>(action.service),
-         to_string(action.service));
+         kServices[action.service]);
   router_.dispatch(action.service, action.from, action.from_name, action.payload);
 }
 
@@ -335,16 +327,12 @@ void RpcPeer::perform(rpc::CloseConnection& action) {
 }
 
 void RpcPeer::perform(rpc::AllocateGrant& action) {
-  std::optional<transport::Grant> grant;
+  transport::Grant grant;  // empty: there is none
   if (transport::Connection* connection = find(action.connection)) {
-    grant = connection->allocate_grant(action.bytes);
+    grant = connection->allocate_grant(action.bytes).value_or(transport::Grant{});
   }
-  if (grant) {
-    node_.grant_ready(io::now(), action.connection, action.seq, action.part, grant->place,
-                      std::move(grant->memory));
-  } else {
-    node_.grant_ready(io::now(), action.connection, action.seq, action.part, {}, {});
-  }
+  node_.event(&session::Session::grant_ready, io::now(), action.connection, action.seq, action.part,
+              grant.place, std::move(grant.memory));
 }
 
 void RpcPeer::perform(rpc::FillGrant& action) {
@@ -365,33 +353,16 @@ void RpcPeer::tell_refusal(const std::string& reason) {
   context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
 }
 
-std::optional<PlacedMemory> RpcPeer::place(const std::string& peer, std::size_t bytes) {
+bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {
   const Engine::Lock lock = context_->lock();
-  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
-}
-
-std::optional<PlacedMemory> RpcPeer::place(const Uid& peer, std::size_t bytes) {
-  const Engine::Lock lock = context_->lock();
-  return hold(node_.take_standing(io::now(), peer, bytes), bytes);
-}
-
-bool RpcPeer::reads_device(const std::string& peer, int device) {
-  const Engine::Lock lock = context_->lock();
-  return reads_device(node_.connection_in_use(io::now(), peer), device);
-}
-
-bool RpcPeer::reads_device(const Uid& peer, int device) {
-  const Engine::Lock lock = context_->lock();
-  return reads_device(node_.connection_in_use(io::now(), peer), device);
-}
-
-bool RpcPeer::reads_device(std::optional<wire::ConnectionId> in_use, int device) {
+  const auto in_use = node_.connection_in_use(io::now(), receiver);
   const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
   return connection != nullptr && connection->reads_device(device);
 }
 
-std::optional<PlacedMemory> RpcPeer::hold(
-    const std::optional<session::Session::StandingPlace>& standing, std::size_t bytes) {
+std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::size_t bytes) {
+  const Engine::Lock lock = context_->lock();
+  const auto standing = node_.take_standing(io::now(), receiver, bytes);
   if (!standing) return std::nullopt;
   transport::Connection* connection = find(standing->connection);
   if (connection == nullptr) return std::nullopt;
@@ -410,7 +381,7 @@ std::optional<PlacedMemory> RpcPeer::hold(
 
 void RpcPeer::release(wire::ConnectionId connection, std::uint64_t grant) {
   if (finished_) return;
-  node_.release_standing(io::now(), connection, grant);
+  node_.event(&session::Session::release_standing, io::now(), connection, grant);
   operation_done();
 }
 
@@ -420,7 +391,7 @@ void RpcPeer::perform(rpc::PassSegments& action) {
       connection != nullptr &&
       std::all_of(action.segments.begin(), action.segments.end(),
                   [&](std::uint64_t segment) { return connection->pass_segment(segment); });
-  node_.segments_passed(io::now(), action.connection, action.seq, passed);
+  node_.event(&session::Session::segments_passed, io::now(), action.connection, action.seq, passed);
 }
 
 void RpcPeer::perform(rpc::MapLoan& action) {
@@ -435,7 +406,8 @@ void RpcPeer::perform(rpc::MapLoan& action) {
                                  {lender, action.session, action.place.loan});
       },
       [&](const Error& why) { error = why; });
-  node_.loan_mapped(io::now(), action.connection, action.seq, action.part, std::move(bytes), error);
+  node_.event(&session::Session::loan_mapped, io::now(), action.connection, action.seq, action.part,
+              std::move(bytes), error);
 }
 
 void RpcPeer::return_loans() {
@@ -473,8 +445,7 @@ void RpcPeer::perform(rpc::Refused& action) {
 }
 
 void RpcPeer::perform(rpc::PeerDown& action) {
-  constexpr const char* kHow[] = {"dead", "unreachable", "closed"};
-  record(FlightKind::peer_down, action.name, 0, kHow[static_cast<std::size_t>(action.how)]);
+  record(FlightKind::peer_down, action.name, 0, kHow[action.how]);
   ++stats_.peers_lost;
   tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
 }

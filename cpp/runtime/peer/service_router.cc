@@ -61,7 +61,7 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
     // sender repeats what matters (FLUSH), or learns the new view.
     if (route == routes_.end()) return;
     const Destination& to = route->second;
-    if (peer_.may_concern(from, to.group == kAnyGroup ? named : to.group)) {
+    if (peer_.node().may_concern(from, to.group == kAnyGroup ? named : to.group)) {
       to.route(from, payload);
     } else {
       peer_.context()->log(LogLevel::warning, "ignored a message of peer '" + from_name +

@@ -97,7 +97,6 @@ void ShmConnection::establish() {
 void ShmConnection::write(wire::Frame frame) {
   if (state_ != State::open || failed_) return;
   guarded([&] { queue_.push(std::move(frame)); });
-  if (queue_.bytes() >= kHighWater) above_high_water_ = true;
 }
 
 void ShmConnection::flush() {
@@ -113,8 +112,7 @@ void ShmConnection::write_queued() {
   // Room that appeared meanwhile is left to the loop, so that no caller stays here for long;
   // otherwise the reader rings when there is room.
   if (!queue_.empty() && !writer_.await_room()) environment_.loop.wake();
-  if (above_high_water_ && queue_.bytes() <= kLowWater && state_ == State::open) {
-    above_high_water_ = false;
+  if (state_ == State::open && queue_.ran_low()) {
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
     environment_.loop.post([self = shared_from_this()] {
       if (self->state_ == State::open) self->environment_.handler.writable(*self);
@@ -180,15 +178,10 @@ bool ShmConnection::tell_grant_segments() {
   for (GrantPool::Change& change : grants_->take_changes()) untold_.push_back(std::move(change));
   while (!untold_.empty()) {
     const GrantPool::Change& change = untold_.front();
-    Notice notice;
-    notice.kind = change.made ? NoticeKind::segment : NoticeKind::retire;
-    notice.segment = change.segment;
+    const Notice notice{.kind = change.made ? NoticeKind::segment : NoticeKind::retire,
+                        .segment = change.segment};
     const int descriptor = change.made ? change.made->descriptor() : -1;
-    try {
-      if (!send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
-    } catch (const Exception&) {
-      return false;  // the end of file gives the reason
-    }
+    if (!try_send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
     if (change.made) change.made->close_descriptor();
     untold_.pop_front();
   }
@@ -228,11 +221,8 @@ Buffer ShmConnection::map_loan(const wire::LoanPlace& place) {
 
 bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
   if (state_ != State::open || failed_) return false;
-  Notice notice;
-  notice.kind = NoticeKind::share;
-  notice.key = key;
   try {
-    return send_notice(socket_.get(), notice, descriptors);
+    return send_notice(socket_.get(), {.kind = NoticeKind::share, .key = key}, descriptors);
   } catch (const Exception& e) {
     if (e.error().code != ErrorCode::peer_lost) throw;
     return false;  // the end of file gives the reason
@@ -388,7 +378,7 @@ void ShmConnection::drop() {
   if (state_ == State::closed) return;
   state_ = State::closed;
   receiver_.stop();
-  say_bye();
+  try_send_notice(socket_.get(), Notice{}, {});  // a peer that has closed first needs no farewell
   environment_.loop.remove(*this);
   environment_.loop.cancel(timer_);
   if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
@@ -405,11 +395,6 @@ void ShmConnection::drop() {
   borrowed_.clear();
   grants_->close();
   untold_.clear();
-}
-
-void ShmConnection::say_bye() {
-  // A peer that has closed first needs no farewell.
-  guard([this] { send_notice(socket_.get(), Notice{}, {}); }, [](const Error&) {});
 }
 
 void ShmConnection::abandon() noexcept {

@@ -50,7 +50,7 @@ class ShmConnection final : public Connection,
   void write(wire::Frame frame) override;
   void flush() override;
   std::size_t queued_bytes() const override { return queue_.bytes(); }
-  bool writable() const override { return queue_.bytes() < kHighWater; }
+  bool writable() const override { return !queue_.full(); }
   void establish() override;
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
@@ -94,7 +94,6 @@ class ShmConnection final : public Connection,
   void send_queued();
   void write_queued();
   void finish_close();
-  void say_bye();
   void set_timer(Duration after, std::function<void()> due);
   void end(const Error& error, bool tell, bool peer_dead);
   Error with_peer(const Error& error) const;
@@ -114,7 +113,7 @@ class ShmConnection final : public Connection,
   RingWriter writer_;
   RingReader reader_;
   FrameReceiver receiver_;
-  SendQueue queue_;
+  SendQueue queue_{kLowWater, kHighWater};
   std::shared_ptr<GrantPool> grants_;
   GrantFiller filler_;
   LentSegments lent_;
@@ -128,7 +127,6 @@ class ShmConnection final : public Connection,
   bool peer_said_bye_ = false;
   bool end_of_file_ = false;
   bool failed_ = false;
-  bool above_high_water_ = false;
   io::Loop::WatchId socket_watch_ = 0;
   io::Loop::WatchId pidfd_watch_ = 0;
   io::Loop::WatchId bell_watch_ = 0;

@@ -15,14 +15,6 @@ namespace {
 
 constexpr std::size_t kMostDevices = 64;
 
-bool tell(int socket, const Notice& notice, std::span<const int> descriptors = {}) {
-  try {
-    return send_notice(socket, notice, descriptors);
-  } catch (const Exception&) {
-    return false;  // the end of file gives the reason
-  }
-}
-
 bool is_block(std::uint64_t number) { return (number & wire::kDeviceSegments) != 0; }
 
 std::shared_ptr<const device::Block> block_of(std::uint64_t number) {
@@ -50,8 +42,8 @@ bool LentSegments::pass(int socket, std::uint64_t number, std::size_t most) {
     const auto segment = pool_ == nullptr ? nullptr : pool_->segment(number);
     if (segment == nullptr) return false;
     const int descriptor = segment->descriptor();
-    if (!tell(socket, {.kind = NoticeKind::lend, .segment = number}, {&descriptor, 1}))
-      return false;
+    const Notice lend{.kind = NoticeKind::lend, .segment = number};
+    if (!try_send_notice(socket, lend, {&descriptor, 1})) return false;
   }
   passed_.insert(number);
   return true;
@@ -64,12 +56,11 @@ bool LentSegments::pass_block(int socket, std::uint64_t number) const {
   const auto share = [&] { shared = block->share(); };
   if (!guard(share, [](const Error&) {})) return false;  // the bytes go through the host's memory
   const int descriptor = shared.get();
-  return tell(socket,
-              {.kind = NoticeKind::lend_of_device,
-               .segment = number,
-               .key = block->device_uid(),
-               .bytes = block->bytes()},
-              {&descriptor, 1});
+  const Notice lend{.kind = NoticeKind::lend_of_device,
+                    .segment = number,
+                    .key = block->device_uid(),
+                    .bytes = block->bytes()};
+  return try_send_notice(socket, lend, {&descriptor, 1});
 }
 
 void LentSegments::peer_receives(const Uid& device) {
@@ -100,7 +91,8 @@ void LentSegments::tell_retired(int socket) {
       ++passed;
       continue;
     }
-    if (!tell(socket, {.kind = NoticeKind::unlend, .segment = *passed})) return;
+    const Notice unlend{.kind = NoticeKind::unlend, .segment = *passed};
+    if (!try_send_notice(socket, unlend, {})) return;
     passed = passed_.erase(passed);
   }
   seen_ = seen;
@@ -169,7 +161,8 @@ void BorrowedSegments::tell_devices(int socket) {
   std::uint64_t untold = devices == nullptr ? 0 : devices->receiving() & ~told_;
   while (untold != 0) {
     const int device = std::countr_zero(untold);
-    if (!tell(socket, {.kind = NoticeKind::receives, .key = devices->uid(device)})) return;
+    const Notice receives{.kind = NoticeKind::receives, .key = devices->uid(device)};
+    if (!try_send_notice(socket, receives, {})) return;
     told_ |= std::uint64_t{1} << device;
     untold &= untold - 1;
   }

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/barrier.h"
 #include "base/error.h"
 #include "wire/archive.h"
 
@@ -31,6 +32,12 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
 
 bool send_notice(int socket, const Notice& notice, std::span<const int> descriptors) {
   return io::send_message(socket, wire::encode(notice).span(), descriptors);
+}
+
+bool try_send_notice(int socket, const Notice& notice, std::span<const int> descriptors) {
+  bool sent = false;
+  guard([&] { sent = send_notice(socket, notice, descriptors); }, [](const Error&) {});
+  return sent;
 }
 
 Notice decode_notice(const io::DescriptorMessage& message) {

@@ -44,6 +44,8 @@ struct Notice {
 
 // False: the socket is full. Throws Exception{peer_lost} if the connection is gone.
 bool send_notice(int socket, const Notice& notice, std::span<const int> descriptors);
+// The same, but false also if it cannot be sent: the end of file gives the reason.
+bool try_send_notice(int socket, const Notice& notice, std::span<const int> descriptors);
 // Throws Exception{wire} if the message is no notice or lacks the descriptors of its kind.
 Notice decode_notice(const io::DescriptorMessage& message);
 

@@ -14,8 +14,6 @@ namespace moolink::transport::shm {
 namespace {
 
 constexpr int kBacklog = 512;
-constexpr Duration kAcceptPause = milliseconds(100);
-constexpr int kAcceptedAtOnce = 64;
 const std::string kHere = "here";
 
 }  // namespace
@@ -50,46 +48,17 @@ std::vector<std::string> ShmTransport::listen(const std::string& address) {
                                : std::strerror(error)));
   }
   std::vector<std::string> text{wanted.text()};
-  listeners_.push_back({std::move(socket), 0, {}});
-  try {
-    watch(listeners_.back());
-  } catch (...) {
-    listeners_.pop_back();
-    throw;
-  }
+  listeners_.emplace_back(environment_, std::move(socket),
+                          [this](Descriptor connected, const sockaddr_storage&, socklen_t) {
+                            accepted(std::move(connected));
+                          });
   return text;
 }
 
-void ShmTransport::watch(Listener& listener) {
-  listener.watch = environment_.loop.watch(
-      listener.socket.get(), EPOLLIN, [this, &listener](std::uint32_t) { accept_all(listener); });
-}
-
-void ShmTransport::accept_all(Listener& listener) {
-  // Not all at once: accepted connections must be served before others are refused.
-  bool more = true;
-  for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
-    // A connection without memory for it is closed; its peer dials again.
-    guard([&] { more = accept_one(listener); },
-          [this](const Error& error) { environment_.handler.cannot_accept(error); });
-  }
-}
-
-// False: there are no more now.
-bool ShmTransport::accept_one(Listener& listener) {
-  Descriptor socket(
-      ::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (!socket) {
-    const int error = errno;
-    if (error == EINTR || error == ECONNABORTED) return true;
-    if (error == EAGAIN || error == EWOULDBLOCK) return false;
-    look_away(listener);
-    environment_.handler.cannot_accept(cannot_accept_error(error));
-    return false;
-  }
+void ShmTransport::accepted(Descriptor socket) {
   // An excess connection is refused by closing its socket.
   const Admission::Answer answer = admission_.admit(io::now(), kHere, true);
-  if (!answer.admitted) return true;
+  if (!answer.admitted) return;
   if (answer.replaced) make_room(*answer.replaced);
   const wire::ConnectionId id = environment_.next_connection_id();
   admission_.accepted(io::now(), id, kHere);
@@ -101,16 +70,6 @@ bool ShmTransport::accept_one(Listener& listener) {
     admission_.closed(io::now(), id);
     throw;
   }
-  return true;
-}
-
-// The socket stays readable, so a new watch reports it again later; if that fails, retry.
-void ShmTransport::look_away(Listener& listener) {
-  listener.pause = environment_.loop.at(io::now() + kAcceptPause, [this, &listener] {
-    listener.pause.reset();
-    guard([&] { watch(listener); }, [&](const Error&) { look_away(listener); });
-  });
-  environment_.loop.unwatch(listener.watch);
 }
 
 void ShmTransport::check(const std::string& address) const {
@@ -193,10 +152,6 @@ void ShmTransport::established(wire::ConnectionId id) { admission_.authenticated
 
 void ShmTransport::stop() {
   if (std::exchange(stopped_, true)) return;
-  for (Listener& listener : listeners_) {
-    if (listener.pause) environment_.loop.cancel(*listener.pause);
-    environment_.loop.unwatch(listener.watch);
-  }
   listeners_.clear();
   for (const auto& [key, begun] : handshakes_) begun.handshake->drop();
   handshakes_.clear();
@@ -205,7 +160,7 @@ void ShmTransport::stop() {
 }
 
 void ShmTransport::abandon() noexcept {
-  for (Listener& listener : listeners_) listener.socket.reset();
+  for (Listener& listener : listeners_) listener.abandon();
   for (const auto& [key, begun] : handshakes_) begun.handshake->abandon();
   for (const auto& [id, connection] : connections_) connection->abandon();
 }

@@ -2,7 +2,6 @@
 
 #include <list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "base/descriptor.h"
 #include "io/loop.h"
 #include "transport/admission.h"
+#include "transport/listener.h"
 #include "transport/shm/connection.h"
 #include "transport/shm/handshake.h"
 #include "transport/transport.h"
@@ -33,22 +33,13 @@ class ShmTransport final : public Transport,
   void abandon() noexcept override;
 
  private:
-  struct Listener {
-    Descriptor socket;
-    io::Loop::WatchId watch = 0;
-    std::optional<io::Loop::TimerKey> pause;  // no descriptors were left for another connection
-  };
-
   struct Begun {
     std::shared_ptr<Handshake> handshake;
     wire::ConnectionId id = 0;  // of an accepted one
   };
 
   std::shared_ptr<Handshake> new_handshake(const std::string& address, wire::ConnectionId id = 0);
-  void watch(Listener& listener);
-  void accept_all(Listener& listener);
-  bool accept_one(Listener& listener);
-  void look_away(Listener& listener);
+  void accepted(Descriptor socket);
   void make_room(wire::ConnectionId id);
   void linked(Handshake& handshake, Link link) override;
   void failed(Handshake& handshake, const Error& error) override;

@@ -4,8 +4,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -21,17 +22,13 @@ constexpr std::size_t kMaxVectors = 64;
 // of this process wait for the engine's lock, which is held while bytes are copied: each wait is
 // bounded, at a fraction of a millisecond.
 constexpr std::size_t kChunk = std::size_t{256} << 10;
-constexpr std::size_t kHighWater = std::size_t{512} << 10;
-constexpr std::size_t kLowWater = std::size_t{128} << 10;
-constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;   // of one readiness
-constexpr std::size_t kLeastCharge = std::size_t{4} << 10;       // the cost of a system call
-constexpr std::size_t kLargestReceive = std::size_t{256} << 10;  // of one system call
+constexpr std::size_t kReadAhead = std::size_t{128} << 10;
+constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;  // of one readiness
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
-// Read beyond a bulk frame: the head of the next one, which then goes straight to its target.
-constexpr std::size_t kAheadOfBulk = std::size_t{4} << 10;
 constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
-constexpr std::size_t kChunkControl = 256;
+constexpr std::size_t kStrangerAhead = std::size_t{2} << 10;   // beside one frame
+constexpr int kDiscardsAtOnce = 64;
 constexpr Duration kLinger = seconds(1);
 
 // Continues without options that the system refuses.
@@ -56,8 +53,9 @@ TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor 
       id_(environment.next_connection_id()),
       socket_(std::move(socket)),
       dialled_(std::move(dialled)),
-      limits_(environment.limits) {
-  limits_.max_frame = std::min(limits_.max_frame, kStrangerFrame);
+      ahead_(kStrangerAhead),
+      receiver_(environment, *this) {
+  receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
   peer_address_ = remote_address(socket_.get()).text();
   traits_.chunk_bytes = kChunk;
   tune(socket_.get());
@@ -140,7 +138,8 @@ void TcpConnection::refuse_tls() {
 void TcpConnection::establish() {
   if (state_ != State::open || established_) return;
   established_ = true;
-  limits_.max_frame = environment_.limits.max_frame;
+  receiver_.set_max_frame(environment_.limits.max_frame);
+  ahead_.grow(kReadAhead);
   environment_.loop.cancel(timer_);
   guarded([this] { owner_.established(id_); });
 }
@@ -158,20 +157,11 @@ void TcpConnection::handle(std::uint32_t events) {
   if (state_ == State::closing) discard();
 }
 
-bool TcpConnection::writable() const { return queued_bytes_ < kHighWater; }
-
 // --- sending
 
 void TcpConnection::write(wire::Frame frame) {
   if (state_ != State::open) return;
-  const std::size_t bytes = frame.bytes();
-  const bool queued = guarded([&] {
-    const auto header = wire::encode_header(frame.header);
-    queue_.push_back({header, std::move(frame)});
-  });
-  if (!queued) return;
-  queued_bytes_ += bytes;
-  if (queued_bytes_ >= kHighWater) above_high_water_ = true;
+  guarded([&] { queue_.push(std::move(frame)); });
 }
 
 void TcpConnection::flush() {
@@ -179,32 +169,14 @@ void TcpConnection::flush() {
   guarded([this] { send_queued(); });
 }
 
-std::size_t TcpConnection::gather(iovec* vectors, std::size_t limit) const {
-  std::size_t used = 0;
-  std::size_t skip = front_sent_;
-  const auto add = [&](const std::byte* data, std::size_t size) {
-    const std::size_t skipped = std::min(skip, size);
-    skip -= skipped;
-    if (size == skipped || used == limit) return;
-    vectors[used++] = {const_cast<std::byte*>(data + skipped), size - skipped};
-  };
-  for (const OutgoingFrame& out : queue_) {
-    add(out.header.data(), out.header.size());
-    add(out.frame.control.data(), out.frame.control.size());
-    for (const Buffer& piece : out.frame.payload) add(piece.data(), piece.size());
-    if (used == limit) break;
-  }
-  return used;
-}
-
 void TcpConnection::send_queued() {
   blocked_ = false;
   try {
     while (!blocked_ && (!queue_.empty() || stream_->unsent())) {
       std::array<iovec, kMaxVectors> vectors;
-      const std::size_t used = gather(vectors.data(), vectors.size());
+      const std::size_t used = queue_.gather(vectors);
       const ByteStream::Sent taken = stream_->send(std::span(vectors).first(used));
-      sent(taken.bytes);
+      queue_.sent(taken.bytes);
       blocked_ = taken.full;
     }
     if (state_ == State::closing && queue_.empty()) blocked_ = !stream_->shut_down();
@@ -214,21 +186,11 @@ void TcpConnection::send_queued() {
     return fail(std::move(error));
   }
   update_watch();
-  if (above_high_water_ && queued_bytes_ <= kLowWater && state_ == State::open) {
-    above_high_water_ = false;
+  if (state_ == State::open && queue_.ran_low()) {
     // Posted: the caller may be the handler itself, in the middle of a batch of writes.
     environment_.loop.post([self = shared_from_this()] {
       if (self->state_ == State::open) self->environment_.handler.writable(*self);
     });
-  }
-}
-
-void TcpConnection::sent(std::size_t count) {
-  queued_bytes_ -= count;
-  front_sent_ += count;
-  while (!queue_.empty() && front_sent_ >= queue_.front().frame.bytes()) {
-    front_sent_ -= queue_.front().frame.bytes();
-    queue_.pop_front();
   }
 }
 
@@ -242,161 +204,32 @@ void TcpConnection::update_watch() {
 void TcpConnection::receive() {
   const auto keep = shared_from_this();
   guarded([this] {
-    std::size_t budget = kReceiveBudget;
-    // Handles everything read from the socket: no event reports it again.
-    while (state_ == State::open && (budget > 0 || stream_->holds_bytes())) {
-      const std::size_t received = receive_some(budget);
-      parse();
-      if (drained_) break;  // if there is more by now, the socket is ready again
-      budget -= std::min(budget, std::max(received, kLeastCharge));
+    ahead_.begin(*stream_, kReceiveBudget);
+    if (!begun_) {
+      const auto first = ahead_.peek();
+      if (first && begins_tls(*first)) return refuse_tls();
+      begun_ = first.has_value();
     }
-    if (state_ == State::open && stream_->unsent()) update_watch();  // OpenSSL may have answered
+    while (receiver_.receive(ahead_, std::numeric_limits<std::size_t>::max())) {
+    }
+    if (state_ != State::open || failure_posted_) return;
+    if (ahead_.ended()) {
+      fail(make_error(ErrorCode::peer_lost,
+                      "connection with " + peer_address_ + ": closed by the peer"));
+    } else if (stream_->unsent()) {
+      update_watch();  // OpenSSL may have answered
+    }
   });
-}
-
-// A stranger makes this side hold at most one frame.
-void TcpConnection::make_read_ahead() {
-  const std::size_t wanted = established_ ? kReadAhead : kStrangerFrame + wire::kHeaderBytes;
-  if (ahead_bytes_ >= wanted) return;
-  auto larger = std::make_unique_for_overwrite<std::byte[]>(wanted);
-  if (ahead_end_ > 0) std::memcpy(larger.get(), ahead_.get(), ahead_end_);
-  ahead_ = std::move(larger);
-  ahead_bytes_ = wanted;
-}
-
-std::size_t TcpConnection::receive_some(std::size_t allowance) {
-  make_read_ahead();
-  std::array<iovec, 2> vectors;
-  std::size_t used = 0;
-  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
-  const std::size_t wanted = in_bulk_ && bulk_.target != nullptr ? bulk_.left : 0;
-  const std::size_t direct = std::min(wanted, kLargestReceive);
-  if (direct > 0) vectors[used++] = {bulk_.target, direct};
-  std::size_t ahead = 0;
-  if (direct == wanted) {
-    ahead = ahead_bytes_ - ahead_end_;
-    if (direct > 0) ahead = std::min(ahead, kAheadOfBulk);
-    vectors[used++] = {ahead_.get() + ahead_end_, ahead};
-  }
-  const ByteStream::Received taken = stream_->receive(std::span(vectors).first(used), allowance);
-  if (taken.ended) {
-    fail(make_error(ErrorCode::peer_lost,
-                    "connection with " + peer_address_ + ": closed by the peer"));
-    return 0;
-  }
-  const std::size_t received = taken.bytes;
-  drained_ = taken.drained;
-  const std::size_t placed = std::min(received, direct);
-  if (placed > 0) {
-    bulk_.target += placed;
-    bulk_.left -= placed;
-  }
-  ahead_end_ += received - placed;
-  return received;
 }
 
 // For a connection that is being closed: until the peer closes too.
 void TcpConnection::discard() {
-  make_read_ahead();
-  const iovec all{ahead_.get(), ahead_bytes_};
-  for (std::size_t budget = kReceiveBudget; budget > 0;) {
+  std::array<std::byte, kStrangerFrame> bytes;
+  const iovec all{bytes.data(), bytes.size()};
+  for (int left = kDiscardsAtOnce; left > 0; --left) {
     const ssize_t count = receive_pieces(socket_.get(), std::span(&all, 1));
     if (count < 0 && would_block(errno)) return;
     if (count <= 0) return finish_close();
-    budget -= std::min(budget, std::max(static_cast<std::size_t>(count), kLeastCharge));
-  }
-}
-
-void TcpConnection::parse() {
-  while (state_ == State::open) {
-    if (in_bulk_) {
-      feed_bulk();
-      if (bulk_.left > 0) return;
-      finish_bulk();
-      continue;
-    }
-    const std::size_t available = ahead_end_ - ahead_begin_;
-    if (!parse_frame(available)) break;
-  }
-  if (state_ == State::open && ahead_begin_ > 0) {
-    // The rest is the beginning of a small frame: cheap to move, and makes room for its end.
-    std::memmove(ahead_.get(), ahead_.get() + ahead_begin_, ahead_end_ - ahead_begin_);
-    ahead_end_ -= ahead_begin_;
-    ahead_begin_ = 0;
-  }
-}
-
-// Takes one frame, or the beginning of a bulk one, from the read-ahead; false: more is needed.
-bool TcpConnection::parse_frame(std::size_t available) {
-  const std::byte* at = ahead_.get() + ahead_begin_;
-  if (!any_frame_ && available > 0 && begins_tls(*at)) {
-    refuse_tls();
-    return false;
-  }
-  if (available < wire::kHeaderBytes) return false;
-  any_frame_ = true;
-  const wire::FrameHeader header = wire::decode_header(
-      std::span<const std::byte, wire::kHeaderBytes>(at, wire::kHeaderBytes), limits_);
-  available -= wire::kHeaderBytes;
-  if (header.type == wire::FrameType::chunk) {
-    if (header.control > kChunkControl) {
-      throw Exception(ErrorCode::wire, "the control of a chunk is too long");
-    }
-    if (available < header.control) return false;
-    return begin_chunk(header);
-  }
-  if (header.length > kSmallFrame) {
-    ahead_begin_ += wire::kHeaderBytes;
-    MutableBuffer frame = environment_.allocator.allocate(header.length);
-    bulk_ = {frame.data(), frame.size(), false, {}, header, frame};
-    in_bulk_ = true;
-    return true;
-  }
-  if (available < header.length) return false;
-  MutableBuffer frame = environment_.allocator.allocate(header.length);
-  if (header.length > 0) std::memcpy(frame.data(), at + wire::kHeaderBytes, header.length);
-  ahead_begin_ += wire::kHeaderBytes + header.length;
-  environment_.handler.received(*this, {header, frame});
-  return true;
-}
-
-bool TcpConnection::begin_chunk(const wire::FrameHeader& header) {
-  const std::byte* control = ahead_.get() + ahead_begin_ + wire::kHeaderBytes;
-  const auto head = wire::decode<wire::ChunkHead>(std::span(control, header.control));
-  if (head.bytes != header.length - header.control) {
-    throw Exception(ErrorCode::wire, "a chunk's length differs from its frame's");
-  }
-  ahead_begin_ += wire::kHeaderBytes + header.control;
-  const std::span<std::byte> target = environment_.handler.chunk_target(*this, head);
-  if (state_ != State::open) return true;
-  if (!target.empty() && target.size() != head.bytes) {
-    throw Exception(ErrorCode::error, "a chunk's target has another size than the chunk");
-  }
-  const auto bytes = static_cast<std::size_t>(head.bytes);
-  bulk_ = {target.empty() ? nullptr : target.data(), bytes, true, head, {}, {}};
-  in_bulk_ = true;
-  return true;
-}
-
-// Moves read-ahead bytes into the bulk target.
-void TcpConnection::feed_bulk() {
-  const std::size_t count = std::min(bulk_.left, ahead_end_ - ahead_begin_);
-  if (bulk_.target != nullptr) {
-    if (count > 0) std::memcpy(bulk_.target, ahead_.get() + ahead_begin_, count);
-    bulk_.target += count;
-  }
-  bulk_.left -= count;
-  ahead_begin_ += count;
-  if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
-}
-
-void TcpConnection::finish_bulk() {
-  in_bulk_ = false;
-  const Bulk done = std::exchange(bulk_, Bulk{});
-  if (!done.chunk) {
-    environment_.handler.received(*this, {done.header, done.frame});
-  } else {
-    environment_.handler.chunk_received(*this, done.head);
   }
 }
 
@@ -409,9 +242,7 @@ void TcpConnection::close() {
 
 void TcpConnection::begin_closing() {
   state_ = State::closing;
-  in_bulk_ = false;  // the targets belong to the handler, which dropped this connection
-  bulk_ = {};
-  ahead_begin_ = ahead_end_ = 0;
+  receiver_.stop();
   environment_.loop.cancel(timer_);
   const auto keep = shared_from_this();
   guard([this] { linger(); }, [this](const Error&) { finish_close(); });
@@ -437,9 +268,7 @@ void TcpConnection::drop() {
   environment_.loop.unwatch(watch_);
   socket_.reset();
   queue_.clear();
-  queued_bytes_ = front_sent_ = 0;
-  in_bulk_ = false;
-  bulk_ = {};
+  receiver_.stop();
 }
 
 void TcpConnection::finish_close() {
@@ -452,6 +281,7 @@ void TcpConnection::fail(Error error) noexcept {
   if (state_ == State::closed || failure_posted_) return;
   const bool tell = state_ == State::open;
   failure_posted_ = true;
+  receiver_.stop();
   // Nothing is received or sent any more, but only the loop reports it to the handler.
   environment_.loop.unwatch(watch_);
   const auto post = [&] {

@@ -1,16 +1,15 @@
 #pragma once
 
-#include <sys/uio.h>
-
-#include <array>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/descriptor.h"
 #include "io/loop.h"
+#include "transport/frame_receiver.h"
+#include "transport/send_queue.h"
+#include "transport/tcp/read_ahead.h"
 #include "transport/tcp/stream.h"
 #include "transport/transport.h"
 
@@ -34,8 +33,7 @@ class Owner {
   virtual void not_opened(TcpConnection& connection, const HandshakeFailure& failure) = 0;
 };
 
-// One connected socket. Its stream gets frames by reference; small frames are received through a
-// read-ahead buffer, large ones and chunks straight into their memory.
+// One connected socket.
 class TcpConnection final : public Connection, public std::enable_shared_from_this<TcpConnection> {
  public:
   TcpConnection(Environment& environment, Owner& owner, Descriptor socket, std::string dialled);
@@ -53,8 +51,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   std::string local_address() const override;
   void write(wire::Frame frame) override;
   void flush() override;
-  std::size_t queued_bytes() const override { return queued_bytes_; }
-  bool writable() const override;
+  std::size_t queued_bytes() const override { return queue_.bytes(); }
+  bool writable() const override { return !queue_.full(); }
   void establish() override;
   void close() override;
 
@@ -69,21 +67,6 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
  private:
   enum class State { open, closing, closed };
 
-  struct OutgoingFrame {
-    std::array<std::byte, wire::kHeaderBytes> header;
-    wire::Frame frame;
-  };
-
-  // The target of the bytes of the incoming frame once they are too many for the read-ahead.
-  struct Bulk {
-    std::byte* target = nullptr;  // nullptr: discard
-    std::size_t left = 0;
-    bool chunk = false;
-    wire::ChunkHead head;      // chunk
-    wire::FrameHeader header;  // not chunk
-    MutableBuffer frame;       // not chunk
-  };
-
   template <class Work>
   bool guarded(Work&& work) noexcept;
   void begin(std::unique_ptr<ByteStream> stream);
@@ -94,24 +77,16 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void say_in_plain(const std::string& text);
   void begin_closing();
   void receive();
-  std::size_t receive_some(std::size_t allowance);  // 0: nothing more now
-  void make_read_ahead();
   void discard();
-  void parse();
-  bool parse_frame(std::size_t available);
-  bool begin_chunk(const wire::FrameHeader& header);
-  void feed_bulk();
-  void finish_bulk();
   void send_queued();
-  std::size_t gather(iovec* vectors, std::size_t limit) const;
-  void sent(std::size_t count);
   void update_watch();
   void linger();
   void finish_close();
   void end(const Error& error, bool tell);
 
-  static constexpr std::size_t kReadAhead = std::size_t{128} << 10;
-  static constexpr std::size_t kSmallFrame = std::size_t{32} << 10;
+  // A small frame waits for the frames queued before it.
+  static constexpr std::size_t kHighWater = std::size_t{512} << 10;
+  static constexpr std::size_t kLowWater = std::size_t{128} << 10;
 
   Environment& environment_;
   Owner& owner_;
@@ -124,25 +99,16 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   bool established_ = false;  // ... and the identity at the other end
   std::string peer_address_;
   State state_ = State::open;
-  Limits limits_;
   io::Loop::WatchId watch_ = 0;
   io::Loop::TimerKey timer_{};  // handshake, then the end of closing
   bool failure_posted_ = false;
 
-  std::deque<OutgoingFrame> queue_;
-  std::size_t front_sent_ = 0;  // bytes of queue_.front() that have left
-  std::size_t queued_bytes_ = 0;
-  bool above_high_water_ = false;
+  SendQueue queue_{kLowWater, kHighWater};
   bool blocked_ = false;  // the socket takes no more: another attempt is useless
 
-  std::unique_ptr<std::byte[]> ahead_;  // made when there is something to receive
-  std::size_t ahead_bytes_ = 0;         // room in it
-  std::size_t ahead_begin_ = 0;
-  std::size_t ahead_end_ = 0;
-  bool drained_ = false;    // the last receive left nothing in the socket
-  bool any_frame_ = false;  // the first one has begun
-  bool in_bulk_ = false;
-  Bulk bulk_;
+  ReadAhead ahead_;
+  FrameReceiver receiver_;
+  bool begun_ = false;  // a byte has come
 };
 
 }  // namespace moolink::transport::tcp

@@ -15,9 +15,7 @@ namespace moolink::transport::tcp {
 namespace {
 
 constexpr Duration kConnectTimeout = seconds(5);  // of one candidate address
-constexpr Duration kAcceptPause = milliseconds(200);
 constexpr int kBacklog = 1024;
-constexpr int kAcceptedAtOnce = 64;
 
 Descriptor stream_socket(int family) {
   return Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -202,66 +200,21 @@ void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
     bound.push_back(local.text());
   }
   if (bound.empty()) return;
-  auto listener = std::make_unique<Listener>();
-  Listener& added = *listener;
-  added.socket = std::move(socket);
-  listeners_.push_back(std::move(listener));
-  try {
-    added.watch = environment_.loop.watch(added.socket.get(), EPOLLIN,
-                                          [this, &added](std::uint32_t) { accept_from(added); });
-  } catch (...) {
-    listeners_.pop_back();
-    throw;
-  }
+  listeners_.emplace_back(environment_, std::move(socket),
+                          [this](Descriptor connected, const sockaddr_storage& from,
+                                 socklen_t size) { accepted(std::move(connected), {from, size}); });
 }
 
-void TcpTransport::accept_from(Listener& listener) {
-  // Not all at once: accepted connections must be served before others are refused.
-  bool more = true;
-  for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
-    // A connection without memory for it is closed; its peer dials again.
-    guard([&] { more = accept_one(listener); },
-          [this](const Error& error) { environment_.handler.cannot_accept(error); });
-  }
-}
-
-// False: there are no more now.
-bool TcpTransport::accept_one(Listener& listener) {
-  SocketAddress remote;
-  remote.size = sizeof remote.storage;
-  Descriptor socket(
-      ::accept4(listener.socket.get(), remote.get(), &remote.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket) {
-    const int error = errno;
-    if (error == EINTR || error == ECONNABORTED) return true;
-    if (error == EAGAIN || error == EWOULDBLOCK) return false;
-    look_away(listener);
-    environment_.handler.cannot_accept(cannot_accept_error(error));
-    return false;
-  }
+void TcpTransport::accepted(Descriptor socket, const SocketAddress& remote) {
   const std::string source = source_of(remote);
   const bool this_host = is_same_host(local_address(socket.get()), remote);
   const Admission::Answer answer = admission_.admit(io::now(), source, this_host);
-  if (!answer.admitted) return true;  // closed
+  if (!answer.admitted) return;  // closed
   if (answer.replaced) {
     connections_.at(*answer.replaced)->make_room();
     admission_.closed(io::now(), *answer.replaced);
   }
   adopt(std::move(socket), {}, source);
-  return true;
-}
-
-// The listener would stay ready and spin.
-void TcpTransport::look_away(Listener& listener) {
-  listener.pause =
-      environment_.loop.at(io::now() + kAcceptPause, [this, &listener] { accept_again(listener); });
-  environment_.loop.change(listener.watch, 0);
-}
-
-void TcpTransport::accept_again(Listener& listener) {
-  listener.pause.reset();
-  guard([&] { environment_.loop.change(listener.watch, EPOLLIN); },
-        [&](const Error&) { look_away(listener); });
 }
 
 void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
@@ -367,9 +320,12 @@ void TcpTransport::dial_ended(DialId id, const Error& error) {
   if (found.empty()) return;
   Dial& dial = found.mapped();
   if (dial.socket) stop_attempt(dial);
-  environment_.handler.dial_failed(
-      dial.address,
-      make_error(error.code, "cannot connect to " + dial.address + ": " + error.message));
+  tell_failed(dial.address, error.code, error.message);
+}
+
+void TcpTransport::tell_failed(const std::string& address, ErrorCode code, const std::string& why) {
+  environment_.handler.dial_failed(address,
+                                   make_error(code, "cannot connect to " + address + ": " + why));
 }
 
 void TcpTransport::resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error) {
@@ -387,10 +343,8 @@ void TcpTransport::dial_next(DialId id) {
     if (start_connect(id, dial, dial.candidates[dial.next++])) return;
   }
   const Dial failed = std::move(dials_.extract(id).mapped());
-  const ErrorCode code = failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error;
-  environment_.handler.dial_failed(
-      failed.address,
-      make_error(code, "cannot connect to " + failed.address + ": " + failed.failure));
+  tell_failed(failed.address, failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error,
+              failed.failure);
 }
 
 // Returns false if the attempt failed at once.
@@ -452,20 +406,12 @@ void TcpTransport::connected(DialId id) {
   Descriptor socket = std::move(dial.socket);
   stop_attempt(dial);
   guard([&] { adopt(std::move(socket), dial.address, {}); },
-        [&](const Error& why) {
-          environment_.handler.dial_failed(
-              dial.address,
-              make_error(why.code, "cannot connect to " + dial.address + ": " + why.message));
-        });
+        [&](const Error& why) { tell_failed(dial.address, why.code, why.message); });
 }
 
 // --- the end
 
 void TcpTransport::stop() {
-  for (const auto& listener : listeners_) {
-    if (listener->pause) environment_.loop.cancel(*listener->pause);
-    environment_.loop.unwatch(listener->watch);
-  }
   listeners_.clear();
   for (auto& [id, dial] : dials_) {
     if (dial.socket) stop_attempt(dial);
@@ -477,7 +423,7 @@ void TcpTransport::stop() {
 }
 
 void TcpTransport::abandon() noexcept {
-  for (const auto& listener : listeners_) listener->socket.reset();
+  for (Listener& listener : listeners_) listener.abandon();
   for (auto& [id, dial] : dials_) dial.socket.reset();
   for (auto& [id, connection] : connections_) connection->abandon();
   names_.abandon();

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +11,7 @@
 #include "io/loop.h"
 #include "io/task_thread.h"
 #include "transport/admission.h"
+#include "transport/listener.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/interface.h"
 #include "transport/tcp/openssl.h"
@@ -37,12 +38,6 @@ class TcpTransport final : public Transport, public Owner {
   void abandon() noexcept override;
 
  private:
-  struct Listener {
-    Descriptor socket;
-    io::Loop::WatchId watch = 0;
-    std::optional<io::Loop::TimerKey> pause;  // no descriptors were left: accept again then
-  };
-
   // One address after the other, until one answers.
   struct Dial {
     std::string address;
@@ -64,10 +59,7 @@ class TcpTransport final : public Transport, public Owner {
 
   std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
-  void accept_from(Listener& listener);
-  bool accept_one(Listener& listener);
-  void look_away(Listener& listener);
-  void accept_again(Listener& listener);
+  void accepted(Descriptor socket, const SocketAddress& remote);
   void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
   std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
   // A token forbids unencrypted traffic that others can read.
@@ -78,6 +70,7 @@ class TcpTransport final : public Transport, public Owner {
   template <class Work>
   void event_of(DialId id, Work&& work);
   void dial_ended(DialId id, const Error& error);
+  void tell_failed(const std::string& address, ErrorCode code, const std::string& why);
   void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
   void dial_next(DialId id);
   bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);
@@ -92,7 +85,7 @@ class TcpTransport final : public Transport, public Owner {
   std::string why_no_tls_;
   // Keys that acceptors hold instead of the key offered first, by the address dialled.
   std::map<std::string, crypto::Key> keys_there_;
-  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::list<Listener> listeners_;
   DialId last_dial_ = 0;
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;

@@ -152,7 +152,6 @@ void VerbsConnection::establish() {
 void VerbsConnection::write(wire::Frame frame) {
   if (state_ != State::open || failed_) return;
   guarded([&] { queue_.push(std::move(frame)); });
-  if (queue_.bytes() >= kHighWater) above_high_water_ = true;
 }
 
 void VerbsConnection::flush() {
@@ -169,8 +168,7 @@ bool VerbsConnection::send_queued() {
 }
 
 void VerbsConnection::tell_writable() {
-  if (!above_high_water_ || queue_.bytes() > kLowWater || state_ != State::open) return;
-  above_high_water_ = false;
+  if (state_ != State::open || !queue_.ran_low()) return;
   // Posted: the caller may be the handler itself, in the middle of a batch of writes.
   environment_.loop.post([self = shared_from_this()] {
     if (self->state_ == State::open) self->environment_.handler.writable(*self);

@@ -58,7 +58,7 @@ class VerbsConnection final : public Connection,
   void write(wire::Frame frame) override;
   void flush() override;
   std::size_t queued_bytes() const override { return queue_.bytes(); }
-  bool writable() const override { return queue_.bytes() < kHighWater; }
+  bool writable() const override { return !queue_.full(); }
   void establish() override;
   void close() override;
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
@@ -118,7 +118,7 @@ class VerbsConnection final : public Connection,
   std::string peer_address_;
   QueuePairs pairs_;
   PacketWriter packets_;
-  SendQueue queue_;
+  SendQueue queue_{kLowWater, kHighWater};
   Arrivals arrivals_;
   FrameReceiver receiver_;
   GrantedMemory grants_;
@@ -130,7 +130,6 @@ class VerbsConnection final : public Connection,
   bool failed_ = false;
   bool finishing_ = false;
   bool established_ = false;
-  bool above_high_water_ = false;
   Error failure_;
   io::Loop::TimerKey timer_{};                    // the end of closing, or of draining
   std::optional<io::Loop::TimerKey> idle_timer_;  // while there are grants that may fall idle

@@ -138,8 +138,9 @@ struct Pair {
     }
     const auto head = wire::decode_control<wire::ChunkHead>(frame);
     (void)other.chunk_target(write.connection, head);
-    other.chunk_received(now, write.connection, head);
-    (&other == &server ? client : server).writable(now, write.connection);
+    other.event(&session::Session::chunk_received, now, write.connection, head);
+    Node& sender = &other == &server ? client : server;
+    sender.event(&session::Session::writable, now, write.connection);
   }
 
   std::size_t client_window;
@@ -221,7 +222,7 @@ TEST("a peer that takes no replies is cut off before too many wait for it") {
 TEST("a stream that asks for more than 1,024 items later on is refused") {
   Pair pair;
   const auto stream = [&](std::uint64_t credit) {
-    return pair.client.stream(pair.now, "server", "wait", {}, seconds(60), 0, credit);
+    return pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0, credit);
   };
   CHECK_THROWS(stream(1025), ErrorCode::invalid_argument);
   for (const std::uint64_t more : {2, 3}) {
@@ -240,7 +241,7 @@ TEST("a stream that asks for more than 1,024 items from its beginning is refused
   for (const std::uint64_t credit : {1024, 1025}) {
     Pair pair;
     pair.hold_calls = true;
-    pair.client.stream(pair.now, "server", "wait", {}, seconds(60), 0, 1024);
+    pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0, 1024);
     pair.run();
     CHECK_EQ(pair.held.size(), 1u);
     Buffer& body = pair.held[0].frame.payload.front();

@@ -17,6 +17,7 @@ namespace moolink::runtime {
 namespace device_parts_test {
 
 constexpr Duration kCallTimeout = seconds(30);
+const std::string kServer = "server";
 
 Buffer pattern(std::size_t size) {
   const MutableBuffer bytes = HeapAllocator().allocate(size);
@@ -92,7 +93,7 @@ TEST("device: parts of calls arrive by tcp and by shared memory, small and large
       CHECK_EQ(answer.parts.size(), std::size_t{2});
       for (const Buffer& part : answer.parts) CHECK(same_bytes(part, expected));
     }
-    CHECK(!echo.client().reads_device("server", 0));
+    CHECK(!echo.client().reads_device(&kServer, 0));
   }
 }
 
@@ -108,7 +109,7 @@ TEST("device: a part is lent within the host to a peer that receives on its devi
   Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
   const Buffer expected = pattern(5'000'000);
   CHECK_EQ(devices.receives(1), "");
-  while (!echo.client().reads_device("server", 1)) echo.call({expected});
+  while (!echo.client().reads_device(&kServer, 1)) echo.call({expected});
   std::atomic<bool> on_device{false};
   std::shared_ptr<std::atomic<bool>> out;
   echo.server().define("look", [&](const Incoming& call) {
@@ -136,7 +137,7 @@ TEST("device: a body in a device's memory ends the session") {
   Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
   const Buffer expected = pattern(5'000'000);
   CHECK_EQ(devices.receives(1), "");
-  while (!echo.client().reads_device("server", 1)) echo.call({expected});
+  while (!echo.client().reads_device(&kServer, 1)) echo.call({expected});
   // An honest peer never does this: its body is lent as if it were one of its parts.
   const Buffer bytes = device::fake::on_device(expected, 1);
   wire::Payload arguments{bytes, {}, {}};

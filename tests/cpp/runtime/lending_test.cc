@@ -124,11 +124,11 @@ class Rogue final : private transport::Handler {
     return node_.chunk_target(connection.id(), head);
   }
   void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override {
-    node_.chunk_received(io::now(), connection.id(), head);
+    node_.event(&session::Session::chunk_received, io::now(), connection.id(), head);
     carry_out();
   }
   void writable(transport::Connection& connection) override {
-    node_.writable(io::now(), connection.id());
+    node_.event(&session::Session::writable, io::now(), connection.id());
     carry_out();
   }
 
@@ -160,7 +160,7 @@ class Rogue final : private transport::Handler {
     for (const std::uint64_t segment : action.segments) {
       if (passes) find(action.connection)->pass_segment(segment);
     }
-    node_.segments_passed(io::now(), action.connection, action.seq, true);
+    node_.event(&session::Session::segments_passed, io::now(), action.connection, action.seq, true);
   }
   void perform(rpc::PeerUp&) { ++up; }
   void perform(rpc::Undelivered&) {}

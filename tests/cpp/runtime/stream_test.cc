@@ -14,12 +14,11 @@ TEST("a stream that ends while it is given credit does not destroy what runs") {
   {
     const Engine::Lock lock = context->lock();
     auto held = std::make_shared<int>(0);
-    stream.control({[&stream, held = std::move(held)](std::uint64_t) {
-                      const std::weak_ptr<int> watched = held;
-                      stream.complete(make_error(ErrorCode::peer_lost, "the session has ended"));
-                      CHECK(!watched.expired());
-                    },
-                    [] {}});
+    stream.on_room([&stream, held = std::move(held)](std::uint64_t) {
+      const std::weak_ptr<int> watched = held;
+      stream.complete(make_error(ErrorCode::peer_lost, "the session has ended"));
+      CHECK(!watched.expired());
+    });
     stream.add({});
   }
   CHECK(stream.take().has_value());

@@ -271,7 +271,7 @@ TEST("shm: hostile positions and bytes close the connection with a wire error") 
     frame.header.length += 1;
     frame.payload.push_back(conformance::pattern(1, 1));
     shm::RingWriter writer(client.peer_ring, client.peer_bell);
-    SendQueue queue;
+    SendQueue queue(1, 1);
     queue.push(std::move(frame));
     queue.write_to(writer);
   });

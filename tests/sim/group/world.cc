@@ -383,7 +383,7 @@ void World::pump_member(Process& process) {
               [this, to, from, bytes = relay->bytes] { receive_group(to, from, bytes); });
     } else if (auto* made = std::get_if<Member::NewView>(&action)) {
       note(index, "view", made->view.epoch);
-      ++coverage[std::string("views: ") + to_string(made->view.cause)];
+      ++coverage[std::string("views: ") + group::kCauses[made->view.cause]];
       check_view(process, made->view);
       if (!process.member->has_state()) process.truth = {};
       if (!made->active) {

@@ -91,7 +91,7 @@ void Outsider::received(ConnectionId connection, const wire::ReceivedFrame& fram
   if (found == attacks_.end()) return;
   const wire::FrameType type = frame.header.type;
   require(type == wire::FrameType::hello || type == wire::FrameType::refuse,
-          std::string("an outsider was let in: it hears ") + wire::frame_type_name(type));
+          std::string("an outsider was let in: it hears ") + wire::kFrameTypes[type]);
   if (type == wire::FrameType::refuse) {
     ++coverage["attacks refused"];
     return;

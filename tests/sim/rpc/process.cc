@@ -111,7 +111,7 @@ std::span<std::byte> Process::chunk_target(ConnectionId connection, const wire::
 void Process::chunk_received(ConnectionId connection, const wire::ChunkHead& head) {
   if (!alive_) return;
   hear(connection);
-  node_.chunk_received(world_->simulation.now(), connection, head);
+  node_.event(&session::Session::chunk_received, world_->simulation.now(), connection, head);
   act();
 }
 
@@ -123,13 +123,13 @@ void Process::closed(ConnectionId connection, const Error& error) {
 
 void Process::writable(ConnectionId connection) {
   if (!alive_) return;
-  node_.writable(world_->simulation.now(), connection);
+  node_.event(&session::Session::writable, world_->simulation.now(), connection);
   act();
 }
 
 void Process::grant_filled(ConnectionId connection, std::uint64_t grant) {
   if (!alive_) return;
-  node_.grant_filled(world_->simulation.now(), connection, grant);
+  node_.event(&session::Session::grant_filled, world_->simulation.now(), connection, grant);
   act();
 }
 
@@ -161,8 +161,8 @@ void Process::call(CallRecord& record, Duration timeout) {
     record.deadline = kNever;
     record.last_progress = world_->simulation.now();
     record.items_allowed = record.credit;
-    record.id = node_.stream(world_->simulation.now(), record.peer, record.function,
-                             std::move(arguments), timeout, record.lane, record.credit);
+    record.id = node_.call(world_->simulation.now(), record.peer, record.function,
+                           std::move(arguments), timeout, record.lane, record.credit);
   }
   calls_[record.id] = &record;
   note("calls " + record.peer + ", call " + std::to_string(record.number));
@@ -279,8 +279,8 @@ void Process::perform(rpc::CloseConnection& action) {
 void Process::perform(rpc::AllocateGrant& action) {
   auto [place, memory] = world_->network.allocate_grant(action.connection, action.bytes);
   if (world_->simulation.random.chance(1, 10)) memory = {};  // none to be had
-  node_.grant_ready(world_->simulation.now(), action.connection, action.seq, action.part, place,
-                    std::move(memory));
+  node_.event(&session::Session::grant_ready, world_->simulation.now(), action.connection,
+              action.seq, action.part, place, std::move(memory));
 }
 
 void Process::perform(rpc::FillGrant& action) {
@@ -333,8 +333,8 @@ void Process::check_loans() const {
 }
 
 void Process::perform(rpc::PassSegments& action) {
-  node_.segments_passed(world_->simulation.now(), action.connection, action.seq,
-                        !world_->simulation.random.chance(1, 10));
+  node_.event(&session::Session::segments_passed, world_->simulation.now(), action.connection,
+              action.seq, !world_->simulation.random.chance(1, 10));
 }
 
 void Process::perform(rpc::MapLoan& action) {
@@ -346,8 +346,8 @@ void Process::perform(rpc::MapLoan& action) {
         node_.return_loans(world_->simulation.now(), lender, session, loans);
         act();
       });
-  node_.loan_mapped(world_->simulation.now(), action.connection, action.seq, action.part,
-                    std::move(bytes), {});
+  node_.event(&session::Session::loan_mapped, world_->simulation.now(), action.connection,
+              action.seq, action.part, std::move(bytes), {});
 }
 
 void Process::perform(rpc::Dial& action) {

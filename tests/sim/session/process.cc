@@ -200,7 +200,7 @@ void Process::place(const Message& message, wire::Payload& payload) {
       ++coverage["standing grants released unused"];
       world_->simulation.after(Duration(0), [this, connection, grant] {
         if (!alive_) return;
-        session_->release_standing(connection, grant);
+        session_->release_standing(world_->simulation.now(), connection, grant);
         act();
       });
     });

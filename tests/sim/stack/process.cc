@@ -153,7 +153,7 @@ std::span<std::byte> Process::chunk_target(ConnectionId connection, const wire::
 
 void Process::chunk_received(ConnectionId connection, const wire::ChunkHead& head) {
   if (!alive_) return;
-  node_.chunk_received(now(), connection, head);
+  node_.event(&session::Session::chunk_received, now(), connection, head);
   act();
 }
 
@@ -165,13 +165,13 @@ void Process::closed(ConnectionId connection, const Error& error) {
 
 void Process::writable(ConnectionId connection) {
   if (!alive_) return;
-  node_.writable(now(), connection);
+  node_.event(&session::Session::writable, now(), connection);
   act();
 }
 
 void Process::grant_filled(ConnectionId connection, std::uint64_t grant) {
   if (!alive_) return;
-  node_.grant_filled(now(), connection, grant);
+  node_.event(&session::Session::grant_filled, now(), connection, grant);
   act();
 }
 
@@ -186,7 +186,8 @@ void Process::perform(rpc::CloseConnection& action) { world_->network.close(acti
 
 void Process::perform(rpc::AllocateGrant& action) {
   auto [place, memory] = world_->network.allocate_grant(action.connection, action.bytes);
-  node_.grant_ready(now(), action.connection, action.seq, action.part, place, std::move(memory));
+  node_.event(&session::Session::grant_ready, now(), action.connection, action.seq, action.part,
+              place, std::move(memory));
 }
 
 void Process::perform(rpc::FillGrant& action) {

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <functional>
+
+#include "base/descriptor.h"
+#include "io/loop.h"
+#include "transport/transport.h"
+
+namespace moolink::transport {
+
+// A listening socket: accepts the connections that wait at it, from the loop.
+class Listener {
+ public:
+  // Takes over a new connection; `from` is the address of its other end, of `size` bytes. If it
+  // throws, the connection is closed and the handler told; the peer dials again.
+  using Accepted =
+      std::function<void(Descriptor socket, const sockaddr_storage& from, socklen_t size)>;
+
+  Listener(Environment& environment, Descriptor socket, Accepted accepted);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  // In a forked child.
+  void abandon() noexcept { socket_.reset(); }
+
+ private:
+  void accept_some();
+  bool accept_one();
+  void look_away();
+
+  Environment& environment_;
+  Descriptor socket_;
+  const Accepted accepted_;
+  io::Loop::WatchId watch_ = 0;
+  io::Loop::TimerKey pause_{};  // no descriptors were left: accepts again then
+};
+
+}  // namespace moolink::transport
