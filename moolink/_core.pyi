@@ -309,10 +309,10 @@ class RpcCore:
         transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
             RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
             variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
-        timeout: life of a call in seconds.
+        timeout: time limit of a call, in seconds.
         token: what this peer proves itself with and asks of others: the text of a token or of a group's
-            key, several on lines of their own (the first is shown, all are accepted), or the path of
-            its file as pathlib.Path. Default: the file of `token_file`, else of the environment
+            key, several on lines of their own (the first is shown, all are accepted), the path of its
+            file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
             variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
         token_file: path of such a file, which nobody but its owner may read.
         insecure: show no token and ask for none: anybody who reaches the port may call every function.
@@ -344,14 +344,14 @@ class RpcCore:
         """The peer's name."""
 
     def set_timeout(self, seconds: float) -> None:
-        """Life of each new call in seconds."""
+        """Time limit of each new call, in seconds."""
 
     def get_timeout(self) -> float:
-        """Life of a call in seconds."""
+        """Time limit of a call, in seconds."""
 
     def set_transports(self, names: Sequence[str]) -> None:
         """
-        Chooses among "shm" and "tcp" (moolib's and longer names are known too) before the first listen or connect.
+        Chooses among "shm", "verbs" and "tcp" (moolib's and longer names are known too) before the first listen or connect.
         """
 
     def listen(self, address: str, advertise: str | None = None) -> list[str]:
@@ -375,7 +375,7 @@ class RpcCore:
 
     def connect(self, address: str) -> None:
         """
-        Connects to whoever listens at "host:port" and keeps trying, now and whenever the connection is lost. Returns at once; raises ValueError if the address is malformed.
+        Connects to the peer that listens at "host:port" and keeps trying, now and whenever the connection is lost. Returns at once; raises ValueError if the address is malformed.
         """
 
     def addresses(self) -> list[str]:
@@ -582,7 +582,9 @@ class GroupCore:
         """A sentence on what the group waits for; "": nothing."""
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets how long this peer may be silent before it is evicted."""
+        """
+        Sets how many seconds this peer may be silent before it is evicted; at least 1.
+        """
 
     def set_sort_order(self, order: int) -> None:
         """Sets this peer's place among the ranks: lower comes first."""

@@ -1,6 +1,6 @@
 #pragma once
 
-// Descriptions of peers and paths as dicts; moolink/reports.py names their fields.
+// Descriptions of peers and paths as dicts; moolink/reports/peers.py names their fields.
 
 #include <nanobind/nanobind.h>
 

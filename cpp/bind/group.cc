@@ -312,7 +312,7 @@ void bind_membership(nb::class_<PyGroup>& bound) {
       .def("waiting_for", &PyGroup::waiting_for, unlocked,
            "A sentence on what the group waits for; \"\": nothing.")
       .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"), unlocked,
-           "Sets how long this peer may be silent before it is evicted.")
+           "Sets how many seconds this peer may be silent before it is evicted; at least 1.")
       .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"), unlocked,
            "Sets this peer's place among the ranks: lower comes first.")
       .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"), unlocked,

@@ -40,10 +40,10 @@ Args:
     transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
         RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
         variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
-    timeout: life of a call in seconds.
+    timeout: time limit of a call, in seconds.
     token: what this peer proves itself with and asks of others: the text of a token or of a group's
-        key, several on lines of their own (the first is shown, all are accepted), or the path of
-        its file as pathlib.Path. Default: the file of `token_file`, else of the environment
+        key, several on lines of their own (the first is shown, all are accepted), the path of its
+        file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
         variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
     token_file: path of such a file, which nobody but its owner may read.
     insecure: show no token and ask for none: anybody who reaches the port may call every function.
@@ -134,15 +134,16 @@ void bind_peer(nb::class_<PyRpc>& rpc) {
            "Names the peer; raises ValueError after the first connection.")
       .def("get_name", &PyRpc::get_name, nb::call_guard<GilRelease>(), "The peer's name.")
       .def("set_timeout", &PyRpc::set_timeout, nb::arg("seconds"),
-           "Life of each new call in seconds.")
-      .def("get_timeout", &PyRpc::get_timeout, "Life of a call in seconds.")
+           "Time limit of each new call, in seconds.")
+      .def("get_timeout", &PyRpc::get_timeout, "Time limit of a call, in seconds.")
       .def("set_transports", &PyRpc::set_transports, nb::arg("names"), nb::call_guard<GilRelease>(),
-           "Chooses among \"shm\" and \"tcp\" (moolib's and longer names are known too) before "
-           "the first listen or connect.")
+           "Chooses among \"shm\", \"verbs\" and \"tcp\" (moolib's and longer names are known too) "
+           "before the first listen or connect.")
       .def("listen", &PyRpc::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
            nb::call_guard<GilRelease>(), kListenDoc)
       .def("connect", &PyRpc::connect, nb::arg("address"), nb::call_guard<GilRelease>(),
-           "Connects to whoever listens at \"host:port\" and keeps trying, now and whenever the "
+           "Connects to the peer that listens at \"host:port\" and keeps trying, now and whenever "
+           "the "
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
       .def("addresses", &PyRpc::addresses, nb::call_guard<GilRelease>(),
            "Where this peer can be reached.");
