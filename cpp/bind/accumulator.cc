@@ -1,5 +1,3 @@
-#include "bind/accumulator.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
@@ -17,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/describe.h"
 #include "bind/errors.h"

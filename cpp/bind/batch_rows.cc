@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/gil.h"
 #include "tensor/layout.h"
 

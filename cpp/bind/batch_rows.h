@@ -61,6 +61,4 @@ class BatchRows {
   nb::object is_neg_name_;
 };
 
-void bind_batch_rows(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -1,5 +1,3 @@
-#include "bind/broker.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/bindings.h"
 #include "bind/context_manager.h"
 #include "bind/describe.h"
 #include "bind/gil.h"

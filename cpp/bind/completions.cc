@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/future.h"
 #include "bind/gil.h"

@@ -34,6 +34,4 @@ class PyCompletions {
   std::unordered_map<std::uint64_t, Reference> tokens_;  // guarded by the GIL
 };
 
-void bind_completions(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/uid.h"
+#include "bind/bindings.h"
 #include "bind/blocking_wait.h"
 #include "bind/context_manager.h"
 #include "bind/errors.h"

@@ -29,6 +29,4 @@ runtime::Engine::Interrupt signal_check();
 Time deadline_after(std::optional<double> timeout);
 Duration to_duration(double timeout);
 
-void bind_context(nb::module_& m);
-
 }  // namespace moolink::bind

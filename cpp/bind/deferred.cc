@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/public_class.h"

@@ -64,6 +64,4 @@ class PyStreamReturn : public PyDeferred {
   void when_room(nb::callable callback);
 };
 
-void bind_deferred(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/tensor_kinds.h"

@@ -65,6 +65,4 @@ nb::object export_to_device(std::span<const std::byte> elements, const wire::Ten
 // The copies of this process, as moolink._core.CudaInfo.
 nb::dict cuda_info();
 
-void bind_device(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "bind/bindings.h"
+
 namespace moolink::bind {
 
 namespace {

@@ -63,6 +63,4 @@ class EnvironmentRows {
   nb::object step_name_;
 };
 
-void bind_environment_rows(nb::module_& m);
-
 }  // namespace moolink::bind

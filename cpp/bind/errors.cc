@@ -6,6 +6,8 @@
 #include <string>
 #include <system_error>
 
+#include "bind/bindings.h"
+
 namespace moolink::bind {
 namespace {
 
@@ -72,6 +74,7 @@ nb::object to_exception(const Error& error, const std::shared_ptr<const std::str
   return exception;
 }
 
+// Every moolink::Exception that reaches Python becomes such an object.
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }
 
 }  // namespace moolink::bind

@@ -26,7 +26,4 @@ nb::object to_exception(const Error& error);
 // The same, with the waits at the time-out if they are known.
 nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail);
 
-// Turns every moolink::Exception that reaches Python into such an object.
-void bind_errors(nb::module_& m);
-
 }  // namespace moolink::bind

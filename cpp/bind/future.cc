@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/errors.h"
 #include "bind/gil.h"

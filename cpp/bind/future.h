@@ -72,6 +72,4 @@ class PyFuture {
   nb::object exception_;
 };
 
-void bind_future(nb::module_& m);
-
 }  // namespace moolink::bind

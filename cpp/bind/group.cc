@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/device.h"

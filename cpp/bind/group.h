@@ -70,6 +70,4 @@ class PyGroup {
   std::string program_key_;
 };
 
-void bind_group(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/streaming_copy.h"
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/gil.h"
 #include "bind/public_class.h"

@@ -41,6 +41,4 @@ struct Lender {
   std::optional<runtime::Recipient> recipient = std::nullopt;
 };
 
-void bind_lending(nb::module_& m);
-
 }  // namespace moolink::bind

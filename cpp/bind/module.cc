@@ -2,26 +2,7 @@
 
 #include <cstdlib>
 
-#include "bind/accumulator.h"
-#include "bind/batch_rows.h"
-#include "bind/broker.h"
-#include "bind/completions.h"
-#include "bind/context.h"
-#include "bind/deferred.h"
-#include "bind/device.h"
-#include "bind/environment_rows.h"
-#include "bind/errors.h"
-#include "bind/future.h"
-#include "bind/group.h"
-#include "bind/lending.h"
-#include "bind/pool_batch.h"
-#include "bind/replay.h"
-#include "bind/rpc.h"
-#include "bind/shared_words.h"
-#include "bind/stream.h"
-#include "bind/tensor_layouts.h"
-#include "bind/value.h"
-#include "bind/xla_all_reduce.h"
+#include "bind/bindings.h"
 
 NB_MODULE(_core_of_any_interpreter, m) {
   m.doc() = "The compiled core. What users need of it is re-exported by moolink.";

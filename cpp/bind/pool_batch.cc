@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "bind/bindings.h"
+
 namespace moolink::bind {
 
 ActionNumbers::ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high)

@@ -47,6 +47,4 @@ class EpisodeCounts {
   bool begun_ = false;
 };
 
-void bind_pool_batch(nb::module_& m);
-
 }  // namespace moolink::bind

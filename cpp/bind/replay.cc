@@ -1,5 +1,3 @@
-#include "bind/replay.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -19,6 +17,7 @@
 
 #include "base/enum_names.h"
 #include "base/error.h"
+#include "bind/bindings.h"
 #include "bind/blocking_wait.h"
 #include "bind/context.h"
 #include "bind/gil.h"

@@ -107,6 +107,4 @@ class PyRpc {
   double timeout_;
 };
 
-void bind_rpc(nb::module_& m);
-
 }  // namespace moolink::bind

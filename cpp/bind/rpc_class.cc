@@ -6,6 +6,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind/bindings.h"
 #include "bind/context_manager.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"

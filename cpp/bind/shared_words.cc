@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "bind/bindings.h"
+
 namespace moolink::bind {
 
 std::uint64_t& SharedWords::word(std::size_t index) const {

@@ -33,6 +33,4 @@ class SharedWords {
   Array words_;
 };
 
-void bind_shared_words(nb::module_& m);
-
 }  // namespace moolink::bind

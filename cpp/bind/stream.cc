@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/context_manager.h"
 #include "bind/deferred.h"

@@ -46,6 +46,4 @@ class PyStream {
 void send_stream(const std::shared_ptr<runtime::Responder>& responder, nb::object iterator,
                  const std::shared_ptr<const ValueOptions>& options);
 
-void bind_stream(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/error.h"
+#include "bind/bindings.h"
 #include "bind/tensor.h"
 
 namespace moolink::bind {

@@ -34,6 +34,4 @@ class TensorLayouts {
   std::vector<Wanted> wanted_;
 };
 
-void bind_tensor_layouts(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/bindings.h"
 #include "bind/registered_types.h"
 
 namespace moolink::bind {

@@ -43,6 +43,4 @@ wire::Payload encode_call(nb::tuple args, nb::dict kwargs, const ValueOptions& o
 std::pair<nb::tuple, nb::dict> decode_call(const wire::Payload& payload,
                                            const ValueOptions& options);
 
-void bind_values(nb::module_& m);
-
 }  // namespace moolink::bind

@@ -4,8 +4,6 @@
 // one program and carries no value. Results: the reduced arrays, then the chain. Attributes, all
 // text: group, layout, name, on_change, op.
 
-#include "bind/xla_all_reduce.h"
-
 #include <cstring>
 #include <optional>
 #include <string>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/errors.h"
 #include "bind/program_groups.h"
