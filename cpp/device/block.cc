@@ -185,4 +185,10 @@ Buffer copy_to_host(const Buffer& bytes, Allocator& allocator) {
   return copy;
 }
 
+void bring_to_host(std::span<Buffer> parts, Allocator& allocator) {
+  for (Buffer& bytes : parts) {
+    if (block_of(bytes) != nullptr) bytes = copy_to_host(bytes, allocator);
+  }
+}
+
 }  // namespace moolink::device

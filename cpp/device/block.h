@@ -81,5 +81,7 @@ std::optional<Place> place_of(const Buffer& bytes);
 
 // The same bytes in the host's memory; waits for the device.
 Buffer copy_to_host(const Buffer& bytes, Allocator& allocator);
+// The same of those parts that are in blocks, in place; others cost only a look-up of their address.
+void bring_to_host(std::span<Buffer> parts, Allocator& allocator);
 
 }  // namespace moolink::device

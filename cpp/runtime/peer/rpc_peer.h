@@ -236,8 +236,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
   void refuse_path(wire::ConnectionId id, const Error& error);
-  template <class Bytes>
-  bool can_bring_to_host(wire::ConnectionId connection, Bytes& bytes);
+  bool can_bring_to_host(wire::ConnectionId connection, std::span<Buffer> parts);
   void tell_who_waited(Awaitable& late);
   void tell_refusal(const std::string& reason);
   void perform(rpc::PassSegments& action);

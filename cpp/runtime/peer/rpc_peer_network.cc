@@ -9,7 +9,6 @@
 #include "base/enum_names.h"
 #include "device/block.h"
 #include "rpc/dialler.h"
-#include "runtime/peer/device_parts.h"
 #include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -208,10 +207,9 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
 }
 
 // False: CUDA does not provide the bytes, so no path can carry them, and the session has ended.
-template <class Bytes>
-bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
+bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, std::span<Buffer> parts) {
   try {
-    bring_to_host(bytes, context_->pool());
+    device::bring_to_host(parts, context_->pool());
     return true;
   } catch (const Exception& e) {
     node_.end_session(io::now(), connection, e.error());
@@ -222,7 +220,7 @@ bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, Bytes& bytes) {
 void RpcPeer::perform(rpc::Write& action) {
   const auto found = connections_.find(action.connection);
   if (found == connections_.end()) return;  // it failed; the Node gets its end or has
-  if (!can_bring_to_host(action.connection, action.frame)) return;
+  if (!can_bring_to_host(action.connection, action.frame.payload)) return;
   PathStats& path = stats_.paths[static_cast<std::size_t>(found->second->path())];
   ++path.frames_written;
   path.bytes_written += action.frame.bytes();
@@ -342,7 +340,7 @@ void RpcPeer::perform(rpc::FillGrant& action) {
     const std::string refusal = connection->refusal_of(action.bytes);
     if (!refusal.empty()) {
       tell_refusal(refusal);
-      if (!can_bring_to_host(action.connection, action.bytes)) return;
+      if (!can_bring_to_host(action.connection, {&action.bytes, 1})) return;
     }
   }
   connection->fill_grant(action.place, std::move(action.bytes));

@@ -1,7 +1,5 @@
 // Parts in the memory of a CUDA device, on paths that cannot read it there.
 
-#include "runtime/peer/device_parts.h"
-
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "device/block.h"
 #include "device/fake_cuda.h"
 #include "runtime/peer/rpc_peer.h"
 
@@ -37,7 +36,7 @@ TEST("device: parts of a frame come to the host, others stay where they are") {
   const Buffer expected = pattern(300'000);
   wire::Frame frame;
   frame.payload = {host, device::fake::on_device(expected, 1)};
-  bring_to_host(frame, heap);
+  device::bring_to_host(frame.payload, heap);
   CHECK(frame.payload[0].data() == host.data());
   CHECK(device::block_of(frame.payload[1]) == nullptr);
   CHECK(same_bytes(frame.payload[1], expected));
