@@ -74,7 +74,11 @@ void copy_to_place(device::Stream& stream, std::span<const std::byte> elements, 
 
 // Peers on this machine may lend the device's memory from now on.
 void say_that_it_receives(int device) {
-  const std::string refusal = device::Devices::process().receives(device);
+  std::string refusal;
+  {
+    const GilRelease released;
+    refusal = device::Devices::process().receives(device);
+  }
   static bool told = false;  // with the GIL
   if (refusal.empty() || std::exchange(told, true)) return;
   const auto context = default_context();

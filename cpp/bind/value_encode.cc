@@ -89,6 +89,7 @@ class ValueEncoder {
     bool lent = false;
     Buffer bytes;                                             // of a part lent in place
     std::shared_ptr<wire::StandingGrant> standing = nullptr;  // the bytes were captured into it
+    std::shared_ptr<const void> released = nullptr;           // of a Lent whose bytes are copied
   };
   void capture(Part& part, Allocator& allocator, DeviceCopies& copies);
   void capture_parts(Allocator& allocator);
@@ -321,7 +322,9 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   Buffer lent = is_lent ? lend(tensor, size) : Buffer{};
   if (lent.empty()) copied_bytes_ += size;
   on_device_ |= on_device;
+  const bool is_copied = lent.empty();
   parts_.push_back({std::move(tensor), is_lent, std::move(lent)});
+  if (is_copied) parts_.back().released = value_released_;
 }
 
 void ValueEncoder::write_lent(const PyLent& lent) {

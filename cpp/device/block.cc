@@ -35,6 +35,7 @@ class Blocks {
 
   std::shared_ptr<const Block> take(Devices& devices, int device, std::size_t bytes) {
     const std::size_t whole = round_up(bytes, kPage);
+    std::shared_ptr<const Block> taken;
     std::vector<std::shared_ptr<const Block>> freed;  // without the lock: the driver may wait
     {
       const std::lock_guard lock(mutex_);
@@ -44,11 +45,11 @@ class Blocks {
       };
       const auto found = std::find_if(idle_.rbegin(), idle_.rend(), fits);
       if (found != idle_.rend()) {
-        std::shared_ptr<const Block> block = std::move(*found);
-        idle_bytes_ -= block->bytes();
+        taken = std::move(*found);
+        idle_bytes_ -= taken->bytes();
         idle_.erase(std::next(found).base());
-        return block;
       }
+      freed = std::exchange(spoiled_, {});
       while (idle_bytes_ > kMostIdle) {
         idle_bytes_ -= idle_.front()->bytes();
         freed.push_back(std::move(idle_.front()));
@@ -56,13 +57,14 @@ class Blocks {
       }
     }
     freed.clear();
-    return Block::create(devices, device, whole);
+    return taken != nullptr ? taken : Block::create(devices, device, whole);
   }
 
-  // On any thread, the network's too: the excess is freed when a capture takes the next block,
-  // because the driver waits for the device's work before it frees.
+  // On any thread, the network's too: what is not kept is freed when a capture takes the next
+  // block, because the driver waits for the device's work before it frees.
   void put_back(std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
+    if (block->lent()) return spoiled_.push_back(std::move(block));
     idle_bytes_ += block->bytes();
     idle_.push_back(std::move(block));
   }
@@ -108,6 +110,7 @@ class Blocks {
   std::map<const std::byte*, const Block*, std::less<>> by_address_;
   std::deque<std::shared_ptr<const Block>> idle_;
   std::size_t idle_bytes_ = 0;
+  std::vector<std::shared_ptr<const Block>> spoiled_;  // that another process may still read
   std::atomic<std::uint64_t> last_number_{0};
   std::atomic<std::size_t> count_{0};
   std::atomic<std::uint64_t> gone_{0};
@@ -119,10 +122,7 @@ namespace {
 struct Return {
   std::shared_ptr<const Block> block;
 
-  void operator()(void*) {
-    std::shared_ptr<const Block> returned = std::move(block);
-    if (!returned->lent()) Blocks::process().put_back(std::move(returned));
-  }
+  void operator()(void*) { Blocks::process().put_back(std::move(block)); }
 };
 
 }  // namespace
@@ -138,9 +138,9 @@ std::shared_ptr<const Block> Block::create(Devices& devices, int device, std::si
   return block;
 }
 
-std::shared_ptr<const Block> Block::map(Devices& devices, int device, Descriptor shared,
+std::shared_ptr<const Block> Block::map(Devices& devices, int device, const Descriptor& shared,
                                         std::size_t bytes) {
-  const DeviceMemory memory = devices.map(device, std::move(shared), bytes);
+  const DeviceMemory memory = devices.map(device, shared, bytes);
   const std::shared_ptr<const Block> block(new Block(devices, device, memory, 0));
   Blocks::process().add(*block);
   return block;

@@ -21,7 +21,7 @@ class Block : public std::enable_shared_from_this<Block> {
   // Throws if the device has no such memory left.
   static std::shared_ptr<const Block> create(Devices& devices, int device, std::size_t bytes);
   // What another process has shared: its bytes stay readable, whatever becomes of that process.
-  static std::shared_ptr<const Block> map(Devices& devices, int device, Descriptor shared,
+  static std::shared_ptr<const Block> map(Devices& devices, int device, const Descriptor& shared,
                                           std::size_t bytes);
   ~Block();
   Block(const Block&) = delete;
@@ -40,8 +40,8 @@ class Block : public std::enable_shared_from_this<Block> {
   Descriptor share() const { return devices_.export_to_processes(device_, memory_); }
   Uid device_uid() const { return devices_.uid(device_); }
 
-  // True while another process may read its bytes. If it is true when they are released, the block
-  // is freed instead of being used again.
+  // True while another process may read its bytes. If it is true when they are released, the next
+  // capture frees the block instead of using it again.
   std::atomic<bool>& lent() const { return lent_; }
 
   // Copies bytes of the block to the host's memory; waits for the device.
@@ -81,7 +81,8 @@ std::optional<Place> place_of(const Buffer& bytes);
 
 // The same bytes in the host's memory; waits for the device.
 Buffer copy_to_host(const Buffer& bytes, Allocator& allocator);
-// The same of those parts that are in blocks, in place; others cost only a look-up of their address.
+// The same of those parts that are in blocks, in place; others cost only a look-up of their
+// address.
 void bring_to_host(std::span<Buffer> parts, Allocator& allocator);
 
 }  // namespace moolink::device

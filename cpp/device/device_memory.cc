@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::size_t kTrialBytes = std::size_t{2} << 20;
 constexpr int kMostReceiving = 64;
+constexpr int kMostTrials = 3;  // the device may have no memory left for a while
 
 bool knows_sharing(const Driver& driver) {
   return driver.device_uuid != nullptr && driver.device_attribute != nullptr &&
@@ -108,7 +109,7 @@ Descriptor Devices::export_to_processes(int device, const DeviceMemory& memory) 
   return exported;
 }
 
-DeviceMemory Devices::map(int device, Descriptor exported, std::size_t bytes) {
+DeviceMemory Devices::map(int device, const Descriptor& exported, std::size_t bytes) {
   const Current current(*this, device);
   MemoryHandle handle = 0;
   // The descriptor itself stands in the place of a pointer to it.
@@ -133,8 +134,15 @@ std::string Devices::sharing_refusal(int device) {
     refusal = e.error().message;
   }
   const std::lock_guard lock(mutex_);
-  if (!known) known = std::move(refusal);
-  return *known;
+  Device& tried = devices_[static_cast<std::size_t>(device)];
+  if (!known && (refusal.empty() || ++tried.failed_trials == kMostTrials)) known = refusal;
+  return known.value_or(refusal);
+}
+
+void Devices::refuse_sharing(int device, const std::string& reason) {
+  receiving_ &= ~(std::uint64_t{1} << device);
+  const std::lock_guard lock(mutex_);
+  devices_[static_cast<std::size_t>(device)].sharing_refusal = reason;
 }
 
 void Devices::try_sharing(int device) {

@@ -307,15 +307,18 @@ Devices& Devices::process() {
     if (used == nullptr) used = new Devices(load_driver(), {}, sharing_is_wanted());
     devices = used;
   }
-  if (devices->pid_ != getpid()) {
-    throw Exception(ErrorCode::error,
-                    "CUDA cannot be used in a process that was forked from one that uses it: start "
-                    "processes with the method \"spawn\" or \"forkserver\"");
-  }
+  devices->check_process();
   return *devices;
 }
 
 Devices* Devices::process_if_used() { return used; }
+
+void Devices::check_process() const {
+  if (pid_ == getpid()) return;
+  throw Exception(ErrorCode::error,
+                  "CUDA cannot be used in a process that was forked from one that uses it: start "
+                  "processes with the method \"spawn\" or \"forkserver\"");
+}
 
 void Devices::check(Status status, int device, const char* what) const {
   if (status == kSuccess) return;
@@ -324,6 +327,7 @@ void Devices::check(Status status, int device, const char* what) const {
 }
 
 ContextHandle Devices::context(int device) {
+  check_process();
   const std::lock_guard lock(mutex_);
   if (device < 0 || device >= count_) {
     throw Exception(ErrorCode::error, "there is no " + device_text(device) + " here: CUDA has " +

@@ -114,10 +114,13 @@ class Devices {
   // For other processes of this machine, which map it; it stays while one of them does. Only for
   // memory with a handle.
   Descriptor export_to_processes(int device, const DeviceMemory& memory);
-  DeviceMemory map(int device, Descriptor exported, std::size_t bytes);
+  DeviceMemory map(int device, const Descriptor& exported, std::size_t bytes);
 
-  // Why processes cannot share this device's memory; empty: they can. Tried by the first call.
+  // Why processes cannot share this device's memory; empty: they can. Tried by the first call, and
+  // again, a few times, if that has failed.
   std::string sharing_refusal(int device);
+  // Sharing has failed: it is not tried again.
+  void refuse_sharing(int device, const std::string& reason);
   // Identifies a device in every process of the machine.
   Uid uid(int device);
   std::optional<int> find(const Uid& uid);  // of those that receive
@@ -134,13 +137,15 @@ class Devices {
     ContextHandle context = nullptr;
     std::vector<StreamHandle> idle_streams;
     std::vector<EventHandle> idle_events;
-    std::optional<std::string> sharing_refusal;  // of the trial
+    std::optional<std::string> sharing_refusal;
+    int failed_trials = 0;
   };
   class Current;  // makes a device's context the thread's
   class Event;
   class Pipeline;
 
   void check(Status status, int device, const char* what) const;
+  void check_process() const;    // that it is not a forked child
   int number(int device) const;  // the driver's
   ContextHandle context(int device);
   void try_sharing(int device);

@@ -33,6 +33,16 @@ def neighbours() -> Iterator[Pair]:
         yield client, server
 
 
+def test_what_is_lent_and_must_be_copied_is_released_after_the_copy(neighbours: Pair) -> None:
+    client, server = neighbours
+    server.define("last", lambda arrays: arrays[-1].copy())
+    memory = np.empty(4 * SIZE)
+    for _ in range(10):
+        memory[:] = 1
+        lent = moolink.lend(memory[::2], on_release=lambda: memory.fill(7))
+        assert (client.sync("server", "last", [np.ones(4 * SIZE), lent]) == 1).all()
+
+
 def filled(size: int = SIZE, seed: int = 0) -> np.ndarray[Any, Any]:
     array = moolink.empty(size)
     array[:] = np.random.default_rng(seed).random(size)

@@ -216,7 +216,7 @@ bool ShmConnection::pass_segment(std::uint64_t segment) {
 Buffer ShmConnection::map_loan(const wire::LoanPlace& place) {
   // The segment was passed through the socket before the loan was written into the ring.
   if (!borrowed_.knows(place.segment) && state_ == State::open && !failed_) take_notices();
-  return borrowed_.at(place);
+  return borrowed_.at(place, socket_.get());
 }
 
 bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
@@ -308,6 +308,8 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
       return borrowed_.remove(notice.segment);
     case NoticeKind::receives:
       return lent_.peer_receives(notice.key);
+    case NoticeKind::refuses:
+      return lent_.peer_refuses(notice.key);
     case NoticeKind::share:
       return tell_shared(notice.key, std::move(message.descriptors));
     case NoticeKind::greeting:

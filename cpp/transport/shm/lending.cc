@@ -1,5 +1,6 @@
 #include "transport/shm/lending.h"
 
+#include <algorithm>
 #include <bit>
 #include <optional>
 #include <span>
@@ -14,6 +15,7 @@ namespace moolink::transport::shm {
 namespace {
 
 constexpr std::size_t kMostDevices = 64;
+constexpr std::size_t kMostPassed = 8192;  // below what a borrower takes
 
 bool is_block(std::uint64_t number) { return (number & wire::kDeviceSegments) != 0; }
 
@@ -35,7 +37,7 @@ void check_place(const wire::LoanPlace& place, std::size_t size) {
 
 bool LentSegments::pass(int socket, std::uint64_t number, std::size_t most) {
   if (passed_.contains(number)) return true;
-  if (passed_.size() >= most) return false;
+  if (passed_.size() >= std::min(most, kMostPassed)) return false;
   if (is_block(number)) {
     if (!pass_block(socket, number)) return false;
   } else {
@@ -54,7 +56,10 @@ bool LentSegments::pass_block(int socket, std::uint64_t number) const {
   if (block == nullptr || !may_lend_of(block->device())) return false;
   Descriptor shared;
   const auto share = [&] { shared = block->share(); };
-  if (!guard(share, [](const Error&) {})) return false;  // the bytes go through the host's memory
+  const auto refuse = [&](const Error& error) {
+    device::Devices::process().refuse_sharing(block->device(), error.message);
+  };
+  if (!guard(share, refuse)) return false;  // the bytes go through the host's memory
   const int descriptor = shared.get();
   const Notice lend{.kind = NoticeKind::lend_of_device,
                     .segment = number,
@@ -131,12 +136,13 @@ void BorrowedSegments::remove(std::uint64_t number) {
   }
 }
 
-Buffer BorrowedSegments::at(const wire::LoanPlace& place) {
+Buffer BorrowedSegments::at(const wire::LoanPlace& place, int socket) {
   const auto found = segments_.find(place.segment);
   if (found == segments_.end()) {
     throw Exception(ErrorCode::wire, "a loan lies in segment " + std::to_string(place.segment) +
                                          ", which the peer never lent");
   }
+  if (auto* shared = std::get_if<SharedBlock>(&found->second)) map(*shared, socket);
   return std::visit([&](auto& segment) { return buffer(segment, place); }, found->second);
 }
 
@@ -149,11 +155,20 @@ Buffer BorrowedSegments::buffer(std::shared_ptr<memory::BorrowedSegment>& segmen
 
 Buffer BorrowedSegments::buffer(SharedBlock& shared, const wire::LoanPlace& place) {
   check_place(place, shared.bytes);
-  if (shared.block == nullptr) {
-    shared.block = device::Block::map(device::Devices::process(), shared.device,
-                                      std::move(shared.descriptor), shared.bytes);
-  }
   return {shared.block, shared.block->data() + place.offset, static_cast<std::size_t>(place.bytes)};
+}
+
+void BorrowedSegments::map(SharedBlock& shared, int socket) {
+  if (shared.block != nullptr) return;
+  device::Devices& devices = device::Devices::process();
+  try {
+    shared.block = device::Block::map(devices, shared.device, shared.descriptor, shared.bytes);
+    shared.descriptor.reset();
+  } catch (const Exception& e) {
+    devices.refuse_sharing(shared.device, e.error().message);
+    try_send_notice(socket, {.kind = NoticeKind::refuses, .key = devices.uid(shared.device)}, {});
+    throw;
+  }
 }
 
 void BorrowedSegments::tell_devices(int socket) {

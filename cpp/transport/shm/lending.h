@@ -27,6 +27,7 @@ class LentSegments {
   bool pass(int socket, std::uint64_t number, std::size_t most);
   // The peer receives arrays on the device. Throws Exception{wire} if it has said so of too many.
   void peer_receives(const Uid& device);
+  void peer_refuses(const Uid& device) { devices_.erase(device); }
   bool may_lend_of(int device) const;
   bool changed() const { return retired() != seen_; }
   // Reports retired segments to the peer; those that do not fit into the socket follow later.
@@ -56,8 +57,9 @@ class BorrowedSegments {
   // Throws Exception{wire} if the number is unknown.
   void remove(std::uint64_t number);
   bool knows(std::uint64_t number) const { return segments_.contains(number); }
-  // Throws Exception{wire} if the place is not within a segment of the peer.
-  Buffer at(const wire::LoanPlace& place);
+  // Throws Exception{wire} if the place is not within a segment of the peer. Another exception: a
+  // block cannot be mapped here, and the peer is told to lend none of that device any more.
+  Buffer at(const wire::LoanPlace& place, int socket);
   void clear() { segments_.clear(); }
   // Tells the peer on which devices arrays are received, if that has changed.
   void tell_devices(int socket);
@@ -78,6 +80,7 @@ class BorrowedSegments {
   static Buffer buffer(std::shared_ptr<memory::BorrowedSegment>& segment,
                        const wire::LoanPlace& place);
   static Buffer buffer(SharedBlock& shared, const wire::LoanPlace& place);
+  static void map(SharedBlock& shared, int socket);
 
   std::unordered_map<std::uint64_t, Segment> segments_;
   std::uint64_t told_ = 0;  // devices, as bits

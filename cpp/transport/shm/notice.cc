@@ -23,6 +23,7 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
     case NoticeKind::bye:
     case NoticeKind::unlend:
     case NoticeKind::receives:
+    case NoticeKind::refuses:
       return count == 0;
   }
   return false;

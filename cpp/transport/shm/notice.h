@@ -21,8 +21,9 @@ enum class NoticeKind : std::uint8_t {
   unlend,    // no loan will use that segment any more
   receives,  // arrays are received on this CUDA device: its memory may be lent
   lend_of_device,  // like lend, of so many bytes of a device's memory
+  refuses,         // memory of this CUDA device could not be mapped: it is not to be lent any more
 };
-constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::lend_of_device; }
+constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::refuses; }
 
 inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
 inline constexpr std::uint32_t kNoticeVersion = 3;
@@ -33,7 +34,7 @@ struct Notice {
   NoticeKind kind = NoticeKind::bye;
   // segment, retire: its number in the connection; lend, unlend, lend_of_device: its lender's
   std::uint64_t segment = 0;
-  Uid key{};                // share; receives, lend_of_device: the device
+  Uid key{};                // share; receives, lend_of_device, refuses: the device
   std::uint64_t bytes = 0;  // lend_of_device
 
   template <class Fields>
