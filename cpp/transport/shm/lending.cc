@@ -10,6 +10,7 @@
 #include "base/barrier.h"
 #include "base/error.h"
 #include "transport/shm/notice.h"
+#include "wire/payload.h"
 
 namespace moolink::transport::shm {
 namespace {
