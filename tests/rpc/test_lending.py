@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -36,10 +37,9 @@ def neighbours() -> Iterator[Pair]:
 def test_what_is_lent_and_must_be_copied_is_released_after_the_copy(neighbours: Pair) -> None:
     client, server = neighbours
     server.define("last", lambda arrays: arrays[-1].copy())
-    memory = np.empty(4 * SIZE)
     for _ in range(10):
-        memory[:] = 1
-        lent = moolink.lend(memory[::2], on_release=lambda: memory.fill(7))
+        memory = np.ones(4 * SIZE)
+        lent = moolink.lend(memory[::2], on_release=functools.partial(memory.fill, 7))
         assert (client.sync("server", "last", [np.ones(4 * SIZE), lent]) == 1).all()
 
 
