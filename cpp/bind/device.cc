@@ -41,19 +41,6 @@ std::uint32_t usable_devices() {
   }
 }
 
-// An aligned copy in the host's memory of elements there or on a device.
-MutableBuffer host_copy(std::span<const std::byte> elements) {
-  const MutableBuffer memory = HeapAllocator().allocate(elements.size());
-  if (elements.empty()) return memory;
-  const GilRelease released;
-  if (const auto block = device::block_of(elements.data())) {
-    block->copy_to_host(elements, memory.data());
-  } else {
-    std::memcpy(memory.data(), elements.data(), elements.size());
-  }
-  return memory;
-}
-
 // A host array for JAX, which copies it to the device itself.
 nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
                       std::uint32_t device) {
@@ -87,6 +74,18 @@ void say_that_it_receives(int device) {
 }
 
 }  // namespace
+
+MutableBuffer host_copy(std::span<const std::byte> elements) {
+  const MutableBuffer memory = HeapAllocator().allocate(elements.size());
+  if (elements.empty()) return memory;
+  const GilRelease released;
+  if (const auto block = device::block_of(elements.data())) {
+    block->copy_to_host(elements, memory.data());
+  } else {
+    std::memcpy(memory.data(), elements.data(), elements.size());
+  }
+  return memory;
+}
 
 DeviceChoice parse_device(std::string_view text) {
   if (text == "cpu") return {};

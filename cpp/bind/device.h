@@ -57,6 +57,10 @@ class DeviceCopies {
 std::optional<std::uint32_t> device_for(const wire::TensorHead& head, ArrayKind arrays,
                                         const DeviceChoice& choice);
 
+// An aligned copy in the host's memory of elements there or on a device. Needs the GIL, and
+// releases it meanwhile.
+MutableBuffer host_copy(std::span<const std::byte> elements);
+
 // An array on the device, in its framework's own memory, with these elements. It is complete: any
 // stream may read it. Throws the framework's exceptions, and Exception{error}.
 nb::object export_to_device(std::span<const std::byte> elements, const wire::TensorHead& head,

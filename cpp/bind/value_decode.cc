@@ -272,13 +272,10 @@ nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
     return export_to_device(part == wire::kNoPart ? token.bytes : payload_.parts[part].span(),
                             reader_.tensor(), options_.arrays, *device);
   }
-  MutableBuffer memory;
-  if (const auto block = part == wire::kNoPart ? nullptr : device::block_of(payload_.parts[part])) {
-    const Buffer& bytes = payload_.parts[part];
-    memory = HeapAllocator().allocate(bytes.size());
-    unlocked_if(true, [&] { block->copy_to_host(bytes.span(), memory.data()); });
-    return export_tensor(std::move(memory), reader_.tensor(), options_.arrays);
+  if (part != wire::kNoPart && device::block_of(payload_.parts[part]) != nullptr) {
+    return export_tensor(host_copy(payload_.parts[part].span()), reader_.tensor(), options_.arrays);
   }
+  MutableBuffer memory;
   const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
   if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {
     const Buffer& bytes = payload_.parts[part];

@@ -60,8 +60,8 @@ class Blocks {
     return taken != nullptr ? taken : Block::create(devices, device, whole);
   }
 
-  // On any thread, the network's too: what is not kept is freed when a capture takes the next
-  // block, because the driver waits for the device's work before it frees.
+  // Any thread may call this, the network's too. The next take() frees what is not kept, because
+  // the driver waits for the device's work before it frees.
   void put_back(std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     if (block->lent()) return spoiled_.push_back(std::move(block));
@@ -74,6 +74,7 @@ class Blocks {
   void add(const Block& block) {
     const std::lock_guard lock(mutex_);
     by_address_.emplace(block.data(), &block);
+    if (block.number() != 0) by_number_.emplace(block.number(), &block);
     count_.store(by_address_.size(), std::memory_order_relaxed);
   }
 
@@ -81,7 +82,7 @@ class Blocks {
     const std::lock_guard lock(mutex_);
     by_address_.erase(block.data());
     count_.store(by_address_.size(), std::memory_order_relaxed);
-    if (block.number() != 0) gone_.fetch_add(1, std::memory_order_relaxed);
+    gone_.fetch_add(by_number_.erase(block.number()), std::memory_order_relaxed);
   }
 
   std::shared_ptr<const Block> at(const std::byte* bytes) {
@@ -96,10 +97,8 @@ class Blocks {
 
   std::shared_ptr<const Block> numbered(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [address, block] : by_address_) {
-      if (block->number() == number) return block->weak_from_this().lock();
-    }
-    return nullptr;
+    const auto found = by_number_.find(number);
+    return found == by_number_.end() ? nullptr : found->second->weak_from_this().lock();
   }
 
   std::uint64_t gone() const { return gone_.load(std::memory_order_relaxed); }
@@ -108,6 +107,7 @@ class Blocks {
   std::mutex mutex_;
   HeldOverForks over_forks_{mutex_};
   std::map<const std::byte*, const Block*, std::less<>> by_address_;
+  std::map<std::uint64_t, const Block*> by_number_;  // those that can be shared
   std::deque<std::shared_ptr<const Block>> idle_;
   std::size_t idle_bytes_ = 0;
   std::vector<std::shared_ptr<const Block>> spoiled_;  // that another process may still read

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <string>
+
 #include "device/devices.h"
 
 namespace moolink::device {
+
+inline std::string device_text(int device) { return "cuda:" + std::to_string(device); }
 
 // Makes a device's context the thread's while it lives. Throws Exception{error}.
 class Devices::Current {

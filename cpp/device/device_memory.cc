@@ -89,8 +89,8 @@ void Devices::free(int device, const DeviceMemory& memory) noexcept {
 
 Descriptor Devices::export_dmabuf(int device, const DeviceMemory& memory) {
   if (driver_.range_handle == nullptr) {
-    throw Exception(ErrorCode::error, "the CUDA driver is too old to share memory of cuda:" +
-                                          std::to_string(device) + " (dmabuf: 11.7)");
+    throw Exception(ErrorCode::error, "the CUDA driver is too old to share memory of " +
+                                          device_text(device) + " (dmabuf: 11.7)");
   }
   const Current current(*this, device);
   int descriptor = -1;
@@ -139,6 +139,12 @@ std::string Devices::sharing_refusal(int device) {
   return known.value_or(refusal);
 }
 
+bool Devices::shares(int device) {
+  const std::lock_guard lock(mutex_);
+  const auto& refusal = devices_[static_cast<std::size_t>(device)].sharing_refusal;
+  return refusal && refusal->empty();
+}
+
 void Devices::refuse_sharing(int device, const std::string& reason) {
   receiving_ &= ~(std::uint64_t{1} << device);
   const std::lock_guard lock(mutex_);
@@ -152,7 +158,7 @@ void Devices::try_sharing(int device) {
           "asking whether its memory can be shared");
   }
   if (supported == 0) {
-    throw Exception(ErrorCode::error, "CUDA cannot share memory of cuda:" + std::to_string(device) +
+    throw Exception(ErrorCode::error, "CUDA cannot share memory of " + device_text(device) +
                                           " between processes here");
   }
   uid(device);

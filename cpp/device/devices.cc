@@ -30,8 +30,6 @@ constexpr std::size_t kInFlight = 4;  // slots that one copy uses at most
 // A thread that waits for a device polls it for this long before it sleeps.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
-std::string device_text(int device) { return "cuda:" + std::to_string(device); }
-
 }  // namespace
 
 bool is_cuda(const tensor::Device& device) {

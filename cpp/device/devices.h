@@ -119,6 +119,8 @@ class Devices {
   // Why processes cannot share this device's memory; empty: they can. Tried by the first call, and
   // again, a few times, if that has failed.
   std::string sharing_refusal(int device);
+  // Whether they can, as far as that has been tried.
+  bool shares(int device);
   // Sharing has failed: it is not tried again.
   void refuse_sharing(int device, const std::string& reason);
   // Identifies a device in every process of the machine.

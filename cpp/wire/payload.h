@@ -22,7 +22,7 @@ struct LentPart {
   std::uint64_t offset = 0;   // in the segment
   // Not on the wire: the bytes were copied for the receiver, and no other code has them.
   bool copied = false;
-  // Not on the wire, and null if nobody asks: true while the receiver may read the memory.
+  // Not on the wire. True while the receiver may read the memory; null for memory of the pool.
   std::shared_ptr<std::atomic<bool>> out = nullptr;
 
   // The sender has captured the bytes in memory of a device: what is made of them is the

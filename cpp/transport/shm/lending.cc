@@ -78,7 +78,7 @@ void LentSegments::peer_receives(const Uid& device) {
 
 bool LentSegments::may_lend_of(int device) const {
   device::Devices* devices = device::Devices::process_if_used();
-  return !devices_.empty() && devices != nullptr && devices->sharing_refusal(device).empty() &&
+  return !devices_.empty() && devices != nullptr && devices->shares(device) &&
          devices_.contains(devices->uid(device));
 }
 

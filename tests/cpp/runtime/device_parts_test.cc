@@ -103,14 +103,17 @@ wire::LentPart lent_block(const Buffer& bytes, std::uint32_t part) {
   return {part, place->block | wire::kDeviceSegments, place->offset, false, std::move(place->lent)};
 }
 
+// This process receives on the device from now on, and the client has heard of it.
+void receive_on(Echo& echo, int device) {
+  CHECK_EQ(device::fake::load().receives(device), "");
+  while (!echo.client().reads_device(&kServer, device)) echo.call({pattern(100'000)});
+}
+
 TEST("device: a part is lent within the host to a peer that receives on its device") {
-  device::Devices& devices = device::fake::load();
   Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
   const Buffer expected = pattern(5'000'000);
-  CHECK_EQ(devices.receives(1), "");
-  while (!echo.client().reads_device(&kServer, 1)) echo.call({expected});
+  receive_on(echo, 1);
   std::atomic<bool> on_device{false};
-  std::shared_ptr<std::atomic<bool>> out;
   echo.server().define("look", [&](const Incoming& call) {
     const auto block = device::block_of(call.arguments.parts.at(0));
     on_device = block != nullptr && block->device() == 1;
@@ -132,11 +135,9 @@ TEST("device: a part is lent within the host to a peer that receives on its devi
 }
 
 TEST("device: a body in a device's memory ends the session") {
-  device::Devices& devices = device::fake::load();
   Echo echo({wire::PathKind::shm, wire::PathKind::tcp});
   const Buffer expected = pattern(5'000'000);
-  CHECK_EQ(devices.receives(1), "");
-  while (!echo.client().reads_device(&kServer, 1)) echo.call({expected});
+  receive_on(echo, 1);
   // An honest peer never does this: its body is lent as if it were one of its parts.
   const Buffer bytes = device::fake::on_device(expected, 1);
   wire::Payload arguments{bytes, {}, {}};
