@@ -28,12 +28,11 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   const bool new_facts = first || changed(peer.last, announce);
   if (announce.view) {
     peer.claim = std::exchange(announce.view, std::nullopt);
-    const bool credible = peer.claim->epoch == announce.epoch && !peer.claim->has_duplicates() &&
-                          peer.claim->find(from) != nullptr;
-    if (!credible) peer.claim.reset();
-  } else if (peer.claim && peer.claim->epoch != announce.epoch) {
-    peer.claim.reset();
+    if (peer.claim->has_duplicates() || peer.claim->find(from) == nullptr) peer.claim.reset();
   }
+  // The group would go on from a claim as if it were the view announced.
+  if (peer.claim && (peer.claim->epoch != announce.epoch || peer.claim->lineage != announce.lineage))
+    peer.claim.reset();
   peer.last = std::move(announce);
   peer.lineage_began = began(timing.now, peer.last.lineage_age);
   peer.heard = timing.now;

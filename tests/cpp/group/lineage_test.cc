@@ -88,6 +88,16 @@ TEST("a lineage yields to no younger one, nor to any once it is old itself") {
   }
 }
 
+TEST("a broker does not go on from a view of another lineage than its peer announces") {
+  Broker broker({}, 1, kFirstTime);
+  hear(broker, kFirstTime, announced(2, kYoung, seconds(1), 3));
+  run(broker, kFirstTime, kFirstTime + seconds(2));
+  Announce lying = announced(1, kOld, seconds(8), 2);
+  lying.view->lineage = Uid{1003, 0};
+  hear(broker, kFirstTime + seconds(2), lying);
+  CHECK_EQ(broker.view("g")->lineage, kYoung);
+}
+
 TEST("a member tells how old its lineage is, whoever told it") {
   MemberConfig config;
   config.group = "g";
