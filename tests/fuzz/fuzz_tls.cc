@@ -284,7 +284,14 @@ class KeyHolder {
     return bytes;
   }
   // A record, and what becomes of it: data of a record's size arrives, until a goodbye.
-  Bytes said(RecordType type, const Bytes& content) {
+  Bytes said(RecordType type, Bytes content) {
+    Bytes record = sealed_record(*sealer_, type, content);
+    if (content.size() > tcp::kRecordBytes) keeps_rules_ = false;
+    // Zeros at the end are padding; the type stands before them (RFC 8446, 5.2).
+    while (type == RecordType{} && !content.empty()) {
+      type = static_cast<RecordType>(content.back());
+      content.pop_back();
+    }
     const bool is_data = type == RecordType::data && content.size() <= tcp::kRecordBytes;
     const bool is_goodbye =
         type == RecordType::alert && content.size() == 2 && content[1] == std::byte{0};
@@ -295,7 +302,7 @@ class KeyHolder {
       said_.insert(said_.end(), content.begin(), content.end());
     }
     said_goodbye_ = said_goodbye_ || is_goodbye;
-    return sealed_record(*sealer_, type, content);
+    return record;
   }
   // A peer may send at most 32 consecutive records without data.
   void count(bool has_data) {
