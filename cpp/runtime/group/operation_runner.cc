@@ -54,10 +54,6 @@ void OperationRunner::share(Segment segment) {
                                          engine_.summed_here(std::move(sum));
                                          carry_out();
                                        },
-                                       [this](std::uint64_t s, const Error& error) {
-                                         engine_.failed(s, error);
-                                         carry_out();
-                                       },
                                        [this](const Error& error) { events_.disagreed(error); }});
 }
 
@@ -173,8 +169,9 @@ void OperationRunner::end(const collective::Engine::Combine& action, const Error
   engine_.cancel(action.op, error);
 }
 
-void OperationRunner::end(const collective::Engine::Pass& action, const Error& error) {
-  engine_.failed(action.operation.s, error);
+// The operations of a segment pass in one order at all ranks: this one cannot leave one out.
+void OperationRunner::end(const collective::Engine::Pass& /*action*/, const Error& error) {
+  events_.disagreed(error);
 }
 
 void OperationRunner::end(const collective::Engine::Publish& action, const Error& error) {

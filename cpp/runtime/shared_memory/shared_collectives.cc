@@ -89,18 +89,13 @@ void SharedCollectives::close() {
 }
 
 void SharedCollectives::start(collective::PipelineOperation operation) {
-  const std::uint64_t s = operation.s;
   if (outdated_) return;
-  try {
-    if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
-    if (may_be_lent(operation)) {
-      operation.lent = loans_->place(operation.inputs.front().data(), operation.output.size());
-    }
-    pipeline_->start(std::move(operation));
-    rpc_->context()->engine().loop().wake();
-  } catch (...) {
-    events_.failed(s, current_error());
+  if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
+  if (may_be_lent(operation)) {
+    operation.lent = loans_->place(operation.inputs.front().data(), operation.output.size());
   }
+  pipeline_->start(std::move(operation));
+  rpc_->context()->engine().loop().wake();
 }
 
 void SharedCollectives::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {

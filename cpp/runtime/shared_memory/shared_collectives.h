@@ -26,7 +26,6 @@ class SharedCollectives final : public io::Pollable,
     std::function<void(std::uint64_t epoch)> ready;               // all members can take part
     std::function<void(std::uint64_t s)> ended;                   // its result is in its output
     std::function<void(collective::SharedPipeline::Sum)> summed;  // of an exchanged operation
-    std::function<void(std::uint64_t s, const Error& error)> failed;
     std::function<void(const Error& error)> broken;  // no operation can pass any more
   };
 
@@ -39,6 +38,7 @@ class SharedCollectives final : public io::Pollable,
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();
   void enter(Time now, const Members& members) { segment_->enter(now, members); }
+  // If it throws, this rank can take part in no later operation of the epoch either.
   void start(collective::PipelineOperation operation);
   void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
   void abandon(std::uint64_t s);
