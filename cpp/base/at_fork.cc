@@ -4,8 +4,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <mutex>
-#include <unordered_set>
 
 namespace moolink {
 namespace {
@@ -18,13 +19,14 @@ class Forks {
     return *forks;
   }
 
-  void add(AtFork::Rank rank, AtFork& one) {
+  std::uint64_t add(AtFork::Rank rank, AtFork& one) {
     const std::lock_guard guard(of(rank).mutex);
-    of(rank).all.insert(&one);
+    of(rank).all.emplace(++of(rank).last, &one);
+    return of(rank).last;
   }
-  void remove(AtFork::Rank rank, AtFork& one) {
+  void remove(AtFork::Rank rank, std::uint64_t joined) {
     const std::lock_guard guard(of(rank).mutex);
-    of(rank).all.erase(&one);
+    of(rank).all.erase(joined);
   }
 
  private:
@@ -32,7 +34,9 @@ class Forks {
   // earlier one is held.
   struct Participants {
     std::mutex mutex;
-    std::unordered_set<AtFork*> all;
+    // In the order of joining: their locks are always taken in the same order.
+    std::map<std::uint64_t, AtFork*> all;
+    std::uint64_t last = 0;
   };
 
   Forks() {
@@ -45,18 +49,18 @@ class Forks {
   void before() {
     for (Participants& rank : ranks_) {
       rank.mutex.lock();
-      for (AtFork* one : rank.all) one->before_fork();
+      for (const auto& [joined, one] : rank.all) one->before_fork();
     }
   }
   void in_parent() {
     for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {
-      for (AtFork* one : rank->all) one->after_fork_in_parent();
+      for (const auto& [joined, one] : rank->all) one->after_fork_in_parent();
       rank->mutex.unlock();
     }
   }
   void in_child() {
     for (auto rank = ranks_.rbegin(); rank != ranks_.rend(); ++rank) {
-      for (AtFork* one : rank->all) one->after_fork_in_child();
+      for (const auto& [joined, one] : rank->all) one->after_fork_in_child();
       rank->mutex.unlock();
     }
   }
@@ -66,7 +70,7 @@ class Forks {
 
 }  // namespace
 
-void AtFork::join_forks(Rank rank) { Forks::of_process().add(rank, *this); }
-void AtFork::leave_forks(Rank rank) { Forks::of_process().remove(rank, *this); }
+void AtFork::join_forks(Rank rank) { joined_ = Forks::of_process().add(rank, *this); }
+void AtFork::leave_forks(Rank rank) { Forks::of_process().remove(rank, joined_); }
 
 }  // namespace moolink

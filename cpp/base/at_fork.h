@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 
 namespace moolink {
@@ -30,6 +31,9 @@ class AtFork {
   // for Rank::context without any lock.
   void join_forks(Rank rank);
   void leave_forks(Rank rank);
+
+ private:
+  std::uint64_t joined_ = 0;  // its place among those of its rank
 };
 
 // Holds a mutex over each fork: one under which a thread takes no other lock.
