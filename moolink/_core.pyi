@@ -1061,3 +1061,8 @@ def xla_all_reduce() -> object:
     """
     The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.
     """
+
+def xla_all_reduce_on_cuda() -> object:
+    """
+    The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.
+    """

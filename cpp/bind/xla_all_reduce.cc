@@ -1,11 +1,15 @@
-// moolink.jax.all_reduce inside compiled programs: a typed XLA custom call.
+// moolink.jax.all_reduce inside compiled programs: a typed XLA custom call, on CPUs and on CUDA
+// devices.
 //
 // Operands: arrays, then the token's epoch (uint32) and its chain (float32), which orders calls of
 // one program and carries no value. Results: the reduced arrays, then the chain. Attributes, all
 // text: group, layout, name, on_change, op.
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +20,7 @@
 #include "bind/errors.h"
 #include "bind/program_groups.h"
 #include "bind/xla_ffi.h"
+#include "device/devices.h"
 #include "runtime/group/program_reduce.h"
 
 namespace moolink::bind {
@@ -86,35 +91,106 @@ collective::ReduceOp op_of(const std::string& name) {
   refuse("there is no op '" + name + "'");
 }
 
-void all_reduce(const xla::CallFrame& frame) {
+// What a program asks for. Its memory is the host's, or a device's.
+struct Call {
+  runtime::ProgramReduction reduction;  // without the epoch, which lies in the program's memory
+  std::shared_ptr<runtime::GroupPeer> group;
+  std::vector<runtime::ProgramOperand> operands;
+  std::span<const std::byte> epoch;
+  std::span<std::byte> chain;
+
+  void set_epoch(const void* value) {
+    if (!epoch.empty()) std::memcpy(&reduction.epoch, value, sizeof(reduction.epoch));
+  }
+};
+
+template <class Element>
+std::span<std::byte> bytes_of(const xla::Buffer& buffer) {
+  return {static_cast<std::byte*>(buffer.data),
+          static_cast<std::size_t>(count(buffer)) * sizeof(Element)};
+}
+
+Call read_call(const xla::CallFrame& frame) {
   constexpr std::int64_t kToken = 2;  // operands
   const std::int64_t arrays = frame.arguments.size - kToken;
   if (arrays < 0 || frame.results.size != arrays + 1) refuse("operands and results do not match");
-  std::vector<runtime::ProgramOperand> operands;
+  Call call;
   for (std::int64_t i = 0; i < arrays; ++i) {
     const xla::Buffer& from = buffer(frame.arguments, i);
     const xla::Buffer& to = buffer(frame.results, i);
     const DType dtype = dtype_of(from.dtype);
     const std::size_t bytes = static_cast<std::size_t>(count(from)) * tensor::item_size(dtype);
-    operands.push_back(
+    call.operands.push_back(
         {dtype, static_cast<const std::byte*>(from.data), static_cast<std::byte*>(to.data), bytes});
   }
-  runtime::ProgramReduction reduction;
+  call.epoch = bytes_of<std::uint32_t>(buffer(frame.arguments, arrays));
+  call.chain = bytes_of<float>(buffer(frame.results, arrays));
+  runtime::ProgramReduction& reduction = call.reduction;
   reduction.name = attribute(frame.attributes, "name");
   reduction.op = op_of(attribute(frame.attributes, "op"));
   reduction.layout = attribute(frame.attributes, "layout");
   reduction.retry = attribute(frame.attributes, "on_change") == "retry";
-  const xla::Buffer& epoch = buffer(frame.arguments, arrays);
-  if (count(epoch) != 0) std::memcpy(&reduction.epoch, epoch.data, sizeof(reduction.epoch));
   const std::string key = attribute(frame.attributes, "group");
-  const auto group = find_program_group(key);
-  if (group == nullptr) {
+  call.group = find_program_group(key);
+  if (call.group == nullptr) {
     throw Exception(ErrorCode::closed, "all_reduce '" + reduction.name + "': there is no group '" +
                                            key + "' in this process, or it was closed");
   }
-  runtime::reduce_for_program(*group, reduction, operands, signal_check());
-  const xla::Buffer& chain = buffer(frame.results, arrays);
-  std::memset(chain.data, 0, static_cast<std::size_t>(count(chain)) * sizeof(float));
+  return call;
+}
+
+void all_reduce(const xla::CallFrame& frame) {
+  Call call = read_call(frame);
+  call.set_epoch(call.epoch.data());
+  runtime::reduce_for_program(*call.group, call.reduction, call.operands, signal_check());
+  std::fill(call.chain.begin(), call.chain.end(), std::byte{0});
+}
+
+// --- on a CUDA device
+
+// The copy stream of the program's device; the program's work precedes it.
+std::shared_ptr<device::Stream> stream_of(const xla::CallFrame& frame) {
+  const xla::Api& api = *frame.api;
+  if (api.struct_size < sizeof(xla::Api)) {
+    refuse("this jaxlib does not name the device of a program: use a newer one");
+  }
+  xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
+  xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
+  if (api.device_ordinal_get(&device) != nullptr || api.stream_get(&stream) != nullptr) {
+    refuse("XLA does not tell on which device and stream it runs");
+  }
+  auto copies = device::Devices::process().stream(device.device_ordinal);
+  copies->follow(stream.stream);
+  return copies;
+}
+
+// XLA queues the program's next work once this has returned: the results are there by then.
+void all_reduce_on_device(const xla::CallFrame& frame) {
+  const std::shared_ptr<device::Stream> stream = stream_of(frame);
+  Call call = read_call(frame);
+  std::size_t bytes = 0;
+  for (const runtime::ProgramOperand& operand : call.operands) bytes += operand.bytes;
+  Allocator& pool = call.group->rpc()->context()->pool();
+  const MutableBuffer inputs = pool.allocate(bytes + call.epoch.size());
+  const MutableBuffer outputs = pool.allocate(bytes + call.chain.size());
+  std::vector<runtime::ProgramOperand> on_host = call.operands;
+  std::vector<device::Transfer> to_host;
+  std::vector<device::Transfer> to_device;
+  std::size_t at = 0;
+  for (runtime::ProgramOperand& operand : on_host) {
+    std::byte* const input = inputs.data() + at;
+    std::byte* const output = outputs.data() + at;
+    to_host.push_back({std::exchange(operand.input, input), input, operand.bytes});
+    to_device.push_back({output, std::exchange(operand.output, output), operand.bytes});
+    at += operand.bytes;
+  }
+  to_host.push_back({call.epoch.data(), inputs.data() + at, call.epoch.size()});
+  to_device.push_back({outputs.data() + at, call.chain.data(), call.chain.size()});
+  stream->copy_to_host(to_host);
+  call.set_epoch(inputs.data() + at);
+  runtime::reduce_for_program(*call.group, call.reduction, on_host, signal_check());
+  std::fill_n(outputs.data() + at, call.chain.size(), std::byte{0});
+  stream->copy_to_device(to_device);
 }
 
 xla::Code code_of(ErrorCode code) {
@@ -176,14 +252,15 @@ void raise_later(nb::python_error& e) {
 }
 
 // Called by XLA on its own threads or the user's, without the GIL.
-xla::Error* handle_all_reduce(xla::CallFrame* frame) {
+template <void (*AllReduce)(const xla::CallFrame&)>
+xla::Error* handle(xla::CallFrame* frame) {
   if (frame->extension_start != nullptr &&
       frame->extension_start->type == xla::ExtensionType::metadata) {
     return describe(*frame);
   }
   if (frame->stage != xla::Stage::execute) return nullptr;
   try {
-    all_reduce(*frame);
+    AllReduce(*frame);
     return nullptr;
   } catch (nb::python_error& e) {
     raise_later(e);
@@ -200,10 +277,15 @@ xla::Error* handle_all_reduce(xla::CallFrame* frame) {
 }  // namespace
 
 void bind_xla(nb::module_& m) {
-  m.def(
-      "xla_all_reduce", [] { return nb::capsule(reinterpret_cast<void*>(&handle_all_reduce)); },
-      "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.",
-      nb::sig("def xla_all_reduce() -> object"));
+  const auto define = [&](const char* name, auto handler, const char* signature) {
+    m.def(
+        name, [handler] { return nb::capsule(reinterpret_cast<void*>(handler)); },
+        "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.",
+        nb::sig(signature));
+  };
+  define("xla_all_reduce", &handle<all_reduce>, "def xla_all_reduce() -> object");
+  define("xla_all_reduce_on_cuda", &handle<all_reduce_on_device>,
+         "def xla_all_reduce_on_cuda() -> object");
 }
 
 }  // namespace moolink::bind

@@ -49,13 +49,30 @@ struct ErrorCreateArgs {
   Code code;
 };
 
-// The functions behind error_create are not used here.
+struct StreamGetArgs {
+  std::size_t struct_size;
+  Extension* extension_start;
+  void* context;
+  void* stream;  // out: a CUstream on CUDA
+};
+
+struct DeviceOrdinalGetArgs {
+  std::size_t struct_size;
+  Extension* extension_start;
+  void* context;
+  std::int32_t device_ordinal;  // out
+};
+
 struct Api {
   std::size_t struct_size;
   Extension* extension_start;
   Version api_version;
   const void* internal_api;
   Error* (*error_create)(ErrorCreateArgs*);
+  const void* unused_before_stream[3];
+  Error* (*stream_get)(StreamGetArgs*);
+  const void* unused_before_device[12];
+  Error* (*device_ordinal_get)(DeviceOrdinalGetArgs*);
 };
 
 struct Buffer {

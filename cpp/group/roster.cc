@@ -31,7 +31,8 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
     if (peer.claim->has_duplicates() || peer.claim->find(from) == nullptr) peer.claim.reset();
   }
   // The group would go on from a claim as if it were the view announced.
-  if (peer.claim && (peer.claim->epoch != announce.epoch || peer.claim->lineage != announce.lineage))
+  if (peer.claim &&
+      (peer.claim->epoch != announce.epoch || peer.claim->lineage != announce.lineage))
     peer.claim.reset();
   peer.last = std::move(announce);
   peer.lineage_began = began(timing.now, peer.last.lineage_age);

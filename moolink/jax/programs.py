@@ -28,6 +28,7 @@ _TARGET = "moolink_all_reduce"
 _LINEAR = ("sum", "mean")
 
 jax.ffi.register_ffi_target(_TARGET, _core.xla_all_reduce(), platform="cpu")
+jax.ffi.register_ffi_target(_TARGET, _core.xla_all_reduce_on_cuda(), platform="CUDA")
 
 
 @jax.tree_util.register_dataclass
@@ -266,15 +267,16 @@ def _lower(context: Any, *operands: Any, call: _Call) -> Any:
 def _lower_elsewhere(context: Any, *operands: Any, call: _Call) -> Any:
     platforms = context.platforms or context.module_context.platforms
     raise NotImplementedError(
-        f"all_reduce '{call.name}': moolink reduces in compiled functions of the CPU only, and "
-        f"this one is for {', '.join(platforms)}; return the operands from it and call "
-        "moolink.jax.all_reduce on them outside of jit (or give gradients to "
+        f"all_reduce '{call.name}': moolink reduces in compiled functions of CPUs and CUDA "
+        f"devices, and this one is for {', '.join(platforms)}; return the operands from it and "
+        "call moolink.jax.all_reduce on them outside of jit (or give gradients to "
         "moolink.jax.Accumulator), or compile it for the CPU (jax.default_device)"
     )
 
 
 mlir.register_lowering(_primitive, _lower_elsewhere)
 mlir.register_lowering(_primitive, _lower, platform="cpu")
+mlir.register_lowering(_primitive, _lower, platform="cuda")
 
 
 def _batch(operands: Any, dims: Any, *, call: _Call) -> Any:

@@ -23,8 +23,16 @@ STRUCTS = [
     (
         "Api",
         "XLA_FFI_Api",
-        "struct_size api_version internal_api error_create",
-        "error_create=XLA_FFI_Error_Create",
+        "struct_size api_version internal_api error_create stream_get device_ordinal_get",
+        "error_create=XLA_FFI_Error_Create stream_get=XLA_FFI_Stream_Get "
+        "device_ordinal_get=XLA_FFI_DeviceOrdinal_Get",
+    ),
+    ("StreamGetArgs", "XLA_FFI_Stream_Get_Args", "struct_size context stream", "context=ctx"),
+    (
+        "DeviceOrdinalGetArgs",
+        "XLA_FFI_DeviceOrdinal_Get_Args",
+        "struct_size context device_ordinal",
+        "context=ctx",
     ),
     ("Buffer", "XLA_FFI_Buffer", "struct_size dtype data rank dims", ""),
     ("ByteSpan", "XLA_FFI_ByteSpan", "data size", "data=ptr size=len"),

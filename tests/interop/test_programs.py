@@ -361,9 +361,15 @@ def test_what_is_refused_when_traced(
         mj.all_reduce(groups[0], "x", leaf, **options)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_other_platforms_are_refused_when_compiled(groups: Groups, platform: str) -> None:
+def test_cuda_programs_call_the_handler(groups: Groups) -> None:
     """No device is needed to compile for one."""
+    traced = jax.jit(lambda x: mj.all_reduce(groups[0], "x", x)).trace(jnp.ones(3))
+    for platforms in (("cuda",), ("cpu", "cuda")):
+        assert "moolink_all_reduce" in traced.lower(lowering_platforms=platforms).as_text()
+
+
+@pytest.mark.parametrize("platform", ["rocm", "tpu"])
+def test_other_platforms_are_refused_when_compiled(groups: Groups, platform: str) -> None:
     traced = jax.jit(lambda x: mj.all_reduce(groups[0], "x", x)).trace(jnp.ones(3))
     for platforms in ((platform,), ("cpu", platform)):
         with pytest.raises(NotImplementedError, match="outside of jit") as caught:

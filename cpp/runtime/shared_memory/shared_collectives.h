@@ -26,7 +26,7 @@ class SharedCollectives final : public io::Pollable,
     std::function<void(std::uint64_t epoch)> ready;               // all members can take part
     std::function<void(std::uint64_t s)> ended;                   // its result is in its output
     std::function<void(collective::SharedPipeline::Sum)> summed;  // of an exchanged operation
-    std::function<void(const Error& error)> broken;  // no operation can pass any more
+    std::function<void(const Error& error)> broken;               // no operation can pass any more
   };
 
   // `what` names the operations in warnings, as a plural; `service` carries the messages about the
