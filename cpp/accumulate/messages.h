@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -38,10 +39,7 @@ struct Contribution {
 
   bool operator==(const Contribution&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(instance, name, k, batch, version);
-  }
+  auto fields() { return std::tie(instance, name, k, batch, version); }
 };
 
 // The content of a round, as its leader cut it.
@@ -54,10 +52,7 @@ struct RoundRecord {
 
   bool operator==(const RoundRecord&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round, epoch, total, counters, contributions);
-  }
+  auto fields() { return std::tie(round, epoch, total, counters, contributions); }
 };
 
 // A snapshot is one leader's state at one model version.
@@ -67,10 +62,7 @@ struct SnapshotId {
 
   auto operator<=>(const SnapshotId&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(epoch, version);
-  }
+  auto fields() { return std::tie(epoch, version); }
 };
 
 // A peer's relation to the group's state.
@@ -90,10 +82,7 @@ struct Offer {
   Counters counters;
   std::uint64_t version = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(k, batch, counters, version);
-  }
+  auto fields() { return std::tie(k, batch, counters, version); }
 };
 
 // leader -> all
@@ -101,10 +90,7 @@ struct Cut {
   RoundRecord record;
   std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(record, shared);
-  }
+  auto fields() { return std::tie(record, shared); }
 };
 
 // leader -> all, when an epoch begins and when its user changes one: how it cuts rounds
@@ -112,10 +98,7 @@ struct Settings {
   std::int64_t virtual_batch_size = 1;
   std::uint32_t parallel_gradients = 1;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(virtual_batch_size, parallel_gradients);
-  }
+  auto fields() { return std::tie(virtual_batch_size, parallel_gradients); }
 };
 
 // member -> leader: all results up to `have` are here, the user has applied those up to `delivered`
@@ -124,20 +107,14 @@ struct Have {
   std::uint64_t delivered = 0;
   bool keeps_up = false;  // complete, and behind by at most its result slots
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(have, delivered, keeps_up);
-  }
+  auto fields() { return std::tie(have, delivered, keeps_up); }
 };
 
 // leader -> all: every member has the results up to `round`
 struct Stable {
   std::uint64_t round = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round);
-  }
+  auto fields() { return std::tie(round); }
 };
 
 // member -> leader, after round `round`; leader -> all when they differ
@@ -145,20 +122,14 @@ struct Checksum {
   std::uint64_t round = 0;
   std::uint64_t value = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round, value);
-  }
+  auto fields() { return std::tie(round, value); }
 };
 
 struct Diverged {
   std::uint64_t round = 0;
   std::vector<Uid> instances;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round, instances);
-  }
+  auto fields() { return std::tie(round, instances); }
 };
 
 // --- change of epoch -----------------------------------------------------------------------------
@@ -167,10 +138,7 @@ struct KnownRound {
   RoundRecord record;
   bool have = false;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(record, have);
-  }
+  auto fields() { return std::tie(record, have); }
 };
 
 // member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
@@ -195,10 +163,10 @@ struct Flush {
   std::uint64_t bucket_bytes = 0;
   std::string layout_text;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(standing, lineage, applied, applied_lineage, active, founded, version, have, snapshot, holds,
-      rounds, queued, demote, led, stalled, layout, bucket_bytes, layout_text);
+  auto fields() {
+    return std::tie(standing, lineage, applied, applied_lineage, active, founded, version, have,
+                    snapshot, holds, rounds, queued, demote, led, stalled, layout, bucket_bytes,
+                    layout_text);
   }
 };
 
@@ -208,30 +176,21 @@ struct MemberStanding {
   SnapshotId snapshot;  // when pending
   std::string refused;  // not empty: takes no part, and why
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(instance, standing, snapshot, refused);
-  }
+  auto fields() { return std::tie(instance, standing, snapshot, refused); }
 };
 
 struct SettledRound {
   RoundRecord record;
   std::vector<Uid> donors;  // members with the result
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(record, donors);
-  }
+  auto fields() { return std::tie(record, donors); }
 };
 
 struct SnapshotHolders {
   SnapshotId id;
   std::vector<Uid> holders;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, holders);
-  }
+  auto fields() { return std::tie(id, holders); }
 };
 
 // coordinator -> all: rounds up to `round` stand, later ones never happened
@@ -243,73 +202,49 @@ struct Resume {
   std::vector<SettledRound> rounds;     // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(leader, round, fresh, members, rounds, snapshots);
-  }
+  auto fields() { return std::tie(leader, round, fresh, members, rounds, snapshots); }
 };
 
 // member -> coordinator: RESUME is carried out, every round that stands is here
-struct Ready {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Ready {};
 
 // coordinator -> all: all are ready, the epoch is active
 struct Go {
   std::vector<Contribution> lost;  // of dead members, in no round that stands
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(lost);
-  }
+  auto fields() { return std::tie(lost); }
 };
 
 // leader -> all, in the old epoch: it is at a boundary, enter epoch `next` (a soft view) now
 struct Move {
   std::uint64_t next = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(next);
-  }
+  auto fields() { return std::tie(next); }
 };
 
 // survivor -> donor, while resuming; the answer's bytes are the payload's part
 struct FetchResult {
   std::uint64_t round = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round);
-  }
+  auto fields() { return std::tie(round); }
 };
 
 struct FetchedResult {
   std::uint64_t round = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(round);
-  }
+  auto fields() { return std::tie(round); }
 };
 
 // --- state transfer ------------------------------------------------------------------------------
 
 // stateless member whose user is active -> leader
-struct RequestState {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct RequestState {};
 
 // leader -> members that asked: keep every result after id.version, the state will follow
 struct SnapshotPromised {
   SnapshotId id;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 // The sizes of a snapshot's payload; its bytes are cut into chunks that do not span segments.
@@ -320,10 +255,7 @@ struct SnapshotInfo {
   std::vector<std::uint64_t> segments;  // body, then parts, bytes each
   std::vector<std::uint32_t> crc32c;    // of each chunk
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, layout, chunk_bytes, segments, crc32c);
-  }
+  auto fields() { return std::tie(id, layout, chunk_bytes, segments, crc32c); }
 };
 
 // leader -> members that asked; parents in the order in which to ask them
@@ -331,30 +263,21 @@ struct SnapshotReady {
   SnapshotInfo info;
   std::vector<Uid> parents;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(info, parents);
-  }
+  auto fields() { return std::tie(info, parents); }
 };
 
 // newcomer -> leader: the snapshot is here
 struct SnapshotComplete {
   SnapshotId id;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 // leader -> all: no member needs it any more
 struct SnapshotOver {
   SnapshotId id;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 using Message = std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go,
@@ -367,30 +290,21 @@ struct Envelope {
   std::uint64_t epoch = 0;
   Message message;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(group, epoch, message);
-  }
+  auto fields() { return std::tie(group, epoch, message); }
 };
 
 // newcomer -> parent
 struct FetchInfo {
   SnapshotId id;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 struct FetchChunk {
   SnapshotId id;
   std::uint32_t chunk = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, chunk);
-  }
+  auto fields() { return std::tie(id, chunk); }
 };
 
 // parent -> newcomer; the bytes are the payload's part
@@ -398,20 +312,14 @@ struct Chunk {
   SnapshotId id;
   std::uint32_t chunk = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, chunk);
-  }
+  auto fields() { return std::tie(id, chunk); }
 };
 
 // parent -> newcomer: it never had the snapshot, or released it; ask the next parent
 struct Gone {
   SnapshotId id;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 // The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the
@@ -420,10 +328,7 @@ struct SnapshotEnvelope {
   std::string group;
   std::variant<FetchInfo, SnapshotInfo, FetchChunk, Chunk, Gone> message;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(group, message);
-  }
+  auto fields() { return std::tie(group, message); }
 };
 
 }  // namespace moolink::accumulate

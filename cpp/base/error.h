@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "base/time.h"
@@ -43,10 +44,7 @@ struct Error {
 
   explicit operator bool() const { return code != ErrorCode::none; }
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(code, message, peer, function, remote_type, traceback, ran);
-  }
+  auto fields() { return std::tie(code, message, peer, function, remote_type, traceback, ran); }
 };
 
 inline Error make_error(ErrorCode code, std::string message) {

@@ -3,6 +3,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "base/random.h"
 
@@ -23,10 +24,7 @@ struct Uid {
 
   auto operator<=>(const Uid&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(high, low);
-  }
+  auto fields() { return std::tie(high, low); }
 };
 
 std::uint64_t entropy64();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -40,9 +41,9 @@ struct OpSpec {
   bool adds() const { return op == ReduceOp::sum || op == ReduceOp::mean; }
   std::string text() const;  // "sum of float32 (3, 4)"
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(kind, root, dtype, op, divisor, shape, layout, contributors, reducers, compression);
+  auto fields() {
+    return std::tie(kind, root, dtype, op, divisor, shape, layout, contributors, reducers,
+                    compression);
   }
 };
 
@@ -53,39 +54,24 @@ struct OpKey {
 
   auto operator<=>(const OpKey&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(name, number);
-  }
+  auto fields() { return std::tie(name, number); }
 };
 
 // A contributor's elements of the receiver's slice, which are the payload's only part.
 struct Piece {
   OpSpec spec;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(spec);
-  }
+  auto fields() { return std::tie(spec); }
 };
 
 // The reduced elements of the sender's slice, which are the payload's only part.
-struct Reduced {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Reduced {};
 
 // A value for rank 0 to combine; body and parts are the payload's parts.
-struct Value {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Value {};
 
 // Rank 0's result; body and parts are the payload's parts.
-struct Combined {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Combined {};
 
 // The operation cannot succeed at any member.
 struct Failure {
@@ -93,30 +79,21 @@ struct Failure {
   std::uint64_t shared = 0;  // rank 0's: as in Go, if it sent Go; else it never will
   bool asks_why = false;     // only the receiver knows whose data is missing, and fails it
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(error, shared, asks_why);
-  }
+  auto fields() { return std::tie(error, shared, asks_why); }
 };
 
 // To rank 0: the sender has started it.
 struct Started {
   OpSpec spec;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(spec);
-  }
+  auto fields() { return std::tie(spec); }
 };
 
 // From rank 0: all members have started the same.
 struct Go {
   std::uint64_t shared = 0;  // its number among those that pass through shared memory; 0: messages
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(shared);
-  }
+  auto fields() { return std::tie(shared); }
 };
 
 // Elements of one chain of an exchange (schedule.h), the payload's only part: in a round of the
@@ -128,10 +105,7 @@ struct Portion {
   std::uint32_t chain = 0;
   std::uint32_t round = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(spec, chain, round);
-  }
+  auto fields() { return std::tie(spec, chain, round); }
 };
 
 // The body of every payload of service `collective`.
@@ -141,10 +115,7 @@ struct Frame {
   OpKey key;
   std::variant<Piece, Reduced, Value, Combined, Failure, Started, Go, Portion> content;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(scope, epoch, key, content);
-  }
+  auto fields() { return std::tie(scope, epoch, key, content); }
 };
 
 }  // namespace moolink::collective

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -27,10 +28,7 @@ struct Suspicion {
 
   bool operator==(const Suspicion&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(instance, dead);
-  }
+  auto fields() { return std::tie(instance, dead); }
 };
 
 // member -> broker, every 250 ms and at once when anything in it changes. Epoch 0 asks to join.
@@ -49,28 +47,21 @@ struct Announce {
   std::vector<Uid> gaps;
   std::optional<View> view;  // the last view, in the first announcement to a broker and on RESEND
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(self, stateful, has_state, lineage, lineage_age, epoch, floor, evict_after, suspected, gaps,
-      view);
+  auto fields() {
+    return std::tie(self, stateful, has_state, lineage, lineage_age, epoch, floor, evict_after,
+                    suspected, gaps, view);
   }
 };
 
 // member -> broker
-struct Leave {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Leave {};
 
 // member (the leader) -> broker: make `instance` a newcomer, because it holds up the others.
 struct Demote {
   std::uint64_t epoch = 0;
   Uid instance;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(epoch, instance);
-  }
+  auto fields() { return std::tie(epoch, instance); }
 };
 
 // broker -> members, and members just evicted
@@ -78,10 +69,7 @@ struct NewEpoch {
   View view;
   Duration lineage_age{};
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(view, lineage_age);
-  }
+  auto fields() { return std::tie(view, lineage_age); }
 };
 
 // member -> member, the answer to a frame of an older epoch
@@ -89,10 +77,7 @@ struct Stale {
   View view;
   Duration lineage_age{};
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(view, lineage_age);
-  }
+  auto fields() { return std::tie(view, lineage_age); }
 };
 
 // broker -> a peer whose announced epoch continued without it: join again as a new peer.
@@ -100,43 +85,28 @@ struct Expel {
   std::uint64_t epoch = 0;  // the announced one; the message is void for any other
   std::uint64_t floor = 0;  // the group's own; views up to it are outdated, from any peer
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(epoch, floor);
-  }
+  auto fields() { return std::tie(epoch, floor); }
 };
 
 // broker -> a peer that asks to join and cannot be admitted now; it keeps asking.
 struct Refused {
   std::string reason;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(reason);
-  }
+  auto fields() { return std::tie(reason); }
 };
 
 // broker -> member: announce again, with the view.
-struct Resend {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Resend {};
 
 // member -> member that it does not reach: a receiver is reached again.
-struct Probe {
-  template <class Fields>
-  void fields(Fields&) {}
-};
+struct Probe {};
 
 // Every message of service 2.
 struct Message {
   std::string group;
   std::variant<Announce, Leave, Demote, NewEpoch, Stale, Expel, Refused, Resend, Probe> body;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(group, body);
-  }
+  auto fields() { return std::tie(group, body); }
 };
 
 // The addressee of a message, for dispatch: one process may hold a broker and members.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/enum_names.h"
@@ -48,10 +49,7 @@ struct MemberInfo {
 
   bool operator==(const MemberInfo&) const = default;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(instance, name, sort, host_key, role, since);
-  }
+  auto fields() { return std::tie(instance, name, sort, host_key, role, since); }
 };
 
 // A numbered list of the group's members. The number rises strictly at every member; two views of
@@ -77,10 +75,7 @@ struct View {
   // Members and newcomers: the ranks 0 .. participants() - 1, which take part in operations.
   std::size_t participants() const;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(epoch, lineage, members, cause, soft);
-  }
+  auto fields() { return std::tie(epoch, lineage, members, cause, soft); }
 };
 
 // "epoch 7 (peer b died): a, c"

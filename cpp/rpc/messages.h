@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,10 +32,7 @@ struct CallHead {
   std::string function;
   std::uint64_t credit = 0;  // of a stream: how many items may come; 0: an ordinary call
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, function, credit);
-  }
+  auto fields() { return std::tie(id, function, credit); }
 };
 
 struct ResultHead {
@@ -42,58 +40,40 @@ struct ResultHead {
   std::optional<Error> error;
   std::uint64_t items = 0;  // of a stream: how many were sent before; they may arrive later
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, error, items);
-  }
+  auto fields() { return std::tie(id, error, items); }
 };
 
 struct StreamHead {
   std::uint64_t id = 0;
   std::uint64_t number = 0;  // of the item, from 0
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, number);
-  }
+  auto fields() { return std::tie(id, number); }
 };
 
 struct CreditHead {
   std::uint64_t id = 0;
   std::uint64_t allowed = 0;  // items in all
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id, allowed);
-  }
+  auto fields() { return std::tie(id, allowed); }
 };
 
 struct CancelHead {
   std::uint64_t id = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(id);
-  }
+  auto fields() { return std::tie(id); }
 };
 
 struct ServiceHead {
   std::uint8_t service = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(service);
-  }
+  auto fields() { return std::tie(service); }
 };
 
 // Directory: searches a peer of this name. Every peer that is connected to it answers.
 struct Find {
   std::string name;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(name);
-  }
+  auto fields() { return std::tie(name); }
 };
 
 struct Found {
@@ -102,20 +82,14 @@ struct Found {
   Uid host_key;
   std::vector<std::string> addresses;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(name, instance, host_key, addresses);
-  }
+  auto fields() { return std::tie(name, instance, host_key, addresses); }
 };
 
 struct DirectoryMessage {
   std::optional<Find> find;
   std::optional<Found> found;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(find, found);
-  }
+  auto fields() { return std::tie(find, found); }
 };
 
 template <class Head>

@@ -1,7 +1,7 @@
 #pragma once
 
 // Encoding of plain structs. A struct names its members once,
-//   template <class Fields> void fields(Fields& f) { f(a, b, c); }
+//   auto fields() { return std::tie(a, b, c); }
 // and is written by Writer and read by Reader. Integers are LEB128 varints (signed ones zigzag),
 // floating point is IEEE little-endian, strings and containers carry their count. Nothing is
 // self-describing: both sides know the type, and the version in the greeting fixes the layout.
@@ -23,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -51,8 +52,8 @@ template <class T>
 inline constexpr bool kIsByte =
     std::same_as<T, std::byte> || std::same_as<T, std::uint8_t> || std::same_as<T, char>;
 
-template <class T, class Archive>
-concept HasFields = requires(T& value, Archive& archive) { value.fields(archive); };
+template <class T>
+concept HasFields = requires(T& value) { value.fields(); };
 
 // The last field of a struct that later versions add to: what follows the fields that this one
 // knows. It is kept, since a proof may cover the bytes of the whole struct.
@@ -114,10 +115,10 @@ class Writer {
     } else if constexpr (std::floating_point<T>) {
       static_assert(sizeof(T) == 4 || sizeof(T) == 8);
       raw(&value, sizeof value);
-    } else {
+    } else if constexpr (!std::is_empty_v<T>) {
       // fields() is one function for both directions and therefore not const; Writer only reads.
-      static_assert(HasFields<T, Writer>, "the type has no fields(), and is no known container");
-      const_cast<T&>(value).fields(*this);
+      static_assert(HasFields<T>, "the type has no fields(), and is no known container");
+      std::apply(*this, const_cast<T&>(value).fields());
     }
   }
   void write(const std::string& value) { sized(value.data(), value.size()); }
@@ -261,9 +262,9 @@ class Reader {
       value = static_cast<T>(number);
     } else if constexpr (std::floating_point<T>) {
       std::memcpy(&value, raw(sizeof value), sizeof value);
-    } else {
-      static_assert(HasFields<T, Reader>, "the type has no fields(), and is no known container");
-      value.fields(*this);
+    } else if constexpr (!std::is_empty_v<T>) {
+      static_assert(HasFields<T>, "the type has no fields(), and is no known container");
+      std::apply(*this, value.fields());
     }
   }
   void read(std::string& value) { value = text(); }

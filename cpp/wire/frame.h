@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -129,10 +130,9 @@ struct Hello {
   std::vector<std::string> addresses;  // where this peer listens
   Rest later{};
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(magic, wire_min, wire_max, features, instance, name, host_key, session, rx_next, rx_have,
-      nonce, keys, proof, max_frame, addresses, later);
+  auto fields() {
+    return std::tie(magic, wire_min, wire_max, features, instance, name, host_key, session, rx_next,
+                    rx_have, nonce, keys, proof, max_frame, addresses, later);
   }
 };
 
@@ -145,10 +145,7 @@ struct Refuse {
   std::string name;  // of the peer that refuses
   Rest later{};
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(code, text, name, later);
-  }
+  auto fields() { return std::tie(code, text, name, later); }
 };
 
 // Where the bytes of a body or part are: in this frame's payload, in a grant to be requested, in
@@ -163,10 +160,7 @@ struct PartHead {
   // Its number as a loan, from whichever attempt; placed: the grant; 0: none.
   std::uint64_t id = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(bytes, align, where, id);
-  }
+  auto fields() { return std::tie(bytes, align, where, id); }
 };
 
 // The number of a message's body where parts are numbered (chunks, grants).
@@ -183,10 +177,7 @@ struct MessageHead {
   std::vector<PartHead> parts;
   std::vector<LentPart> lent;  // by rising part: their receiver may only read them
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(lane_prev, kind, ttl_us, attempt, body, parts, lent);
-  }
+  auto fields() { return std::tie(lane_prev, kind, ttl_us, attempt, body, parts, lent); }
 };
 
 // Control of a chunk: its payload is `bytes` bytes at `offset` of a part.
@@ -197,10 +188,7 @@ struct ChunkHead {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(seq, part, attempt, offset, bytes);
-  }
+  auto fields() { return std::tie(seq, part, attempt, offset, bytes); }
 };
 
 struct Want {
@@ -208,10 +196,7 @@ struct Want {
   std::uint32_t part = 0;
   std::uint64_t bytes = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(seq, part, bytes);
-  }
+  auto fields() { return std::tie(seq, part, bytes); }
 };
 
 struct Grant {
@@ -222,19 +207,13 @@ struct Grant {
   std::uint64_t segment = 0;  // shm: the segment's number; verbs: rkey
   std::uint64_t offset = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(grant, seq, part, bytes, segment, offset);
-  }
+  auto fields() { return std::tie(grant, seq, part, bytes, segment, offset); }
 };
 
 struct Done {
   std::uint64_t grant = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(grant);
-  }
+  auto fields() { return std::tie(grant); }
 };
 
 struct Ack {
@@ -242,10 +221,7 @@ struct Ack {
   // Bit i of word w: message cum + 1 + 64 w + i is complete too. No trailing zero words.
   std::vector<std::uint64_t> bitmap;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(cum, bitmap);
-  }
+  auto fields() { return std::tie(cum, bitmap); }
 };
 
 // Body of a message of the session itself (session::kReturnKind): only the lender has this memory
@@ -253,39 +229,27 @@ struct Ack {
 struct Return {
   std::vector<std::uint64_t> loans;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(loans);
-  }
+  auto fields() { return std::tie(loans); }
 };
 
 struct Ping {  // and pong: the same number back; no clock value crosses a process
   std::uint64_t number = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(number);
-  }
+  auto fields() { return std::tie(number); }
 };
 
 struct Window {
   std::uint64_t bytes = 0;
   std::uint64_t messages = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(bytes, messages);
-  }
+  auto fields() { return std::tie(bytes, messages); }
 };
 
 struct Close {
   ErrorCode code = ErrorCode::closed;
   std::string text;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(code, text);
-  }
+  auto fields() { return std::tie(code, text); }
 };
 
 // Decoded and checked against the limits; both throw ErrorCode::wire.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <tuple>
 
 namespace moolink::wire {
 
@@ -53,10 +54,7 @@ struct GrantPlace {
   std::uint64_t offset = 0;   // in the segment, or the remote address
   std::uint64_t bytes = 0;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(grant, segment, offset, bytes);
-  }
+  auto fields() { return std::tie(grant, segment, offset, bytes); }
 };
 
 // The place of a lent part in its lender's memory.

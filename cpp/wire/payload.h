@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "base/buffer.h"
@@ -29,10 +30,7 @@ struct LentPart {
   // receiver's.
   bool captured() const { return (segment & kDeviceSegments) != 0; }
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(part, segment, offset);
-  }
+  auto fields() { return std::tie(part, segment, offset); }
 };
 
 // A grant that the receiver made in advance, and that the sender has filled.
@@ -82,10 +80,7 @@ struct Payload {
     return found == lent.end() || found->part != part ? nullptr : &*found;
   }
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(body, parts);
-  }
+  auto fields() { return std::tie(body, parts); }
 };
 
 // The same bytes in memory of its own: decoding a payload gives its parts away, so it copies parts

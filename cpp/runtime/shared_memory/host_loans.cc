@@ -1,6 +1,7 @@
 #include "runtime/shared_memory/host_loans.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "wire/archive.h"
@@ -23,10 +24,7 @@ struct HostLoans::Message {
   std::uint64_t number = 0;
   Uid key;  // lent
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(scope, kind, epoch, number, key);
-  }
+  auto fields() { return std::tie(scope, kind, epoch, number, key); }
 };
 
 std::shared_ptr<HostLoans> HostLoans::create(std::shared_ptr<RpcPeer> rpc, std::string group,

@@ -1,6 +1,7 @@
 #include "runtime/shared_memory/host_segment.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/barrier.h"
@@ -27,10 +28,7 @@ struct HostSegment::Message {
   std::uint64_t epoch = 0;
   Uid key;  // offer
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(scope, kind, epoch, key);
-  }
+  auto fields() { return std::tie(scope, kind, epoch, key); }
 };
 
 std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, std::string group,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -37,10 +38,7 @@ struct Notice {
   Uid key{};                // share; receives, lend_of_device, refuses: the device
   std::uint64_t bytes = 0;  // lend_of_device
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(magic, version, kind, segment, key, bytes);
-  }
+  auto fields() { return std::tie(magic, version, kind, segment, key, bytes); }
 };
 
 // False: the socket is full. Throws Exception{peer_lost} if the connection is gone.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 namespace moolink::transport::verbs {
@@ -13,10 +14,7 @@ struct Endpoint {
     std::uint32_t number = 0;
     std::uint32_t first_packet = 0;
 
-    template <class Fields>
-    void fields(Fields& f) {
-      f(number, first_packet);
-    }
+    auto fields() { return std::tie(number, first_packet); }
   };
 
   bool infiniband = false;
@@ -26,10 +24,7 @@ struct Endpoint {
   std::uint32_t credits = 0;
   std::vector<Pair> pairs;
 
-  template <class Fields>
-  void fields(Fields& f) {
-    f(infiniband, lid, gid, mtu, credits, pairs);
-  }
+  auto fields() { return std::tie(infiniband, lid, gid, mtu, credits, pairs); }
 };
 
 }  // namespace moolink::transport::verbs

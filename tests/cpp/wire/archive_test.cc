@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -24,10 +25,7 @@ struct Inner {
   std::int32_t number = 0;
   Uid uid;
   bool operator==(const Inner&) const = default;
-  template <class Fields>
-  void fields(Fields& f) {
-    f(number, uid);
-  }
+  auto fields() { return std::tie(number, uid); }
 };
 
 struct Outer {
@@ -50,10 +48,9 @@ struct Outer {
   std::variant<Colour, Inner> either;
   Duration left{};
   bool operator==(const Outer&) const = default;
-  template <class Fields>
-  void fields(Fields& f) {
-    f(flag, small, medium, large, negative, real, colour, text, texts, numbers, raw, inner, absent,
-      counters, pair, triple, either, left);
+  auto fields() {
+    return std::tie(flag, small, medium, large, negative, real, colour, text, texts, numbers, raw,
+                    inner, absent, counters, pair, triple, either, left);
   }
 };
 
