@@ -52,16 +52,14 @@ Engine::Engine(Config config) : config_(std::move(config)) {
   if (!config_.memory) config_.memory = std::make_shared<HeapAllocator>();
 }
 
-std::string Engine::scope_of(const wire::Payload& payload) {
-  std::string scope;
-  wire::Reader reader(payload.body);
-  reader(scope);  // the first field of a Frame
-  return scope;
+Operation* Engine::find(OpId id) {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : &found->second;
 }
 
 Operation* Engine::find(const OpKey& key) {
   const auto found = by_key_.find(key);
-  return found == by_key_.end() ? nullptr : &operations_.at(found->second);
+  return found == by_key_.end() ? nullptr : find(found->second);
 }
 
 void Engine::set_members(Members members, const Error& reason) {
@@ -139,16 +137,14 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
     check_size("the output", options.output->size(), output_bytes(passage, *rank_));
   }
   const OpId id = next_op_++;
-  const bool placed = options.output.has_value();
-  begin(id, {std::move(name), std::move(spec), std::move(inputs), options.retry, options.number,
-             placed ? *options.output : MutableBuffer(), placed, options.lent, options.shared});
+  begin(id, {std::move(name), std::move(spec), std::move(inputs), std::move(options)});
   return id;
 }
 
 OpId Engine::start_value(std::string name, wire::Payload value, Options options) {
   require_rank(name);
   const OpId id = next_op_++;
-  begin(id, {std::move(name), std::move(value), {}, options.retry, options.number});
+  begin(id, {std::move(name), std::move(value), {}, std::move(options)});
   return id;
 }
 
@@ -158,7 +154,8 @@ void Engine::begin(OpId id, Operation::Request request) {
            "its name has more than " + std::to_string(kLongestName) + " bytes");
   }
   OpKey key{request.name, 0};
-  key.number = request.number ? *request.number : starts_.start(request.name);
+  const std::optional<std::uint64_t>& number = request.options.number;
+  key.number = number ? *number : starts_.start(request.name);
   if (by_key_.contains(key)) {
     refuse(key.name, "number " + std::to_string(key.number) + " is already under way");
   }
@@ -281,9 +278,7 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
 
 Operation* Engine::passing(std::uint64_t s) {
   const auto found = in_shared_memory_.find(s);
-  if (found == in_shared_memory_.end()) return nullptr;
-  const auto operation = operations_.find(found->second);
-  return operation == operations_.end() ? nullptr : &operation->second;
+  return found == in_shared_memory_.end() ? nullptr : find(found->second);
 }
 
 void Engine::passed(std::uint64_t s) {
@@ -432,19 +427,19 @@ void Engine::summed(OpId op, RunId run, std::uint32_t slice) {
     ending_.erase(old);
     return;
   }
-  const auto found = operations_.find(op);
-  if (found == operations_.end() || found->second.run() != run) return;
+  Operation* operation = find(op);
+  if (operation == nullptr || operation->run() != run) return;
   guarded(op, [&] {
-    found->second.summed(slice);
+    operation->summed(slice);
     carry_out(op);
   });
 }
 
 void Engine::combined(OpId op, RunId run, std::variant<wire::Payload, Error> result) {
-  const auto found = operations_.find(op);
-  if (found == operations_.end() || found->second.run() != run) return;
+  Operation* operation = find(op);
+  if (operation == nullptr || operation->run() != run) return;
   guarded(op, [&] {
-    found->second.combined(std::move(result));
+    operation->combined(std::move(result));
     carry_out(op);
   });
 }
@@ -454,15 +449,15 @@ void Engine::cancel(OpId op, Error error) {
     actions_.push_back(Done{op, error.function, std::move(error), {}, {}});
     return;
   }
-  const auto found = operations_.find(op);
-  if (found == operations_.end()) return;
-  found->second.fail(std::move(error));
+  Operation* operation = find(op);
+  if (operation == nullptr) return;
+  operation->fail(std::move(error));
   carry_out(op);
 }
 
 bool Engine::ask_why(OpId op, const Error& error) {
-  const auto found = operations_.find(op);
-  if (found == operations_.end() || !found->second.ask_why(error)) return false;
+  Operation* operation = find(op);
+  if (operation == nullptr || !operation->ask_why(error)) return false;
   carry_out(op);
   return true;
 }

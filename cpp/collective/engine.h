@@ -37,8 +37,8 @@ namespace moolink::collective {
 //   Publish  SharedPipeline::publish(); what take_sums() returns there goes to summed_here()
 //   Abandon  give it up there
 //   Done     complete the operation's future
-// scope_of() separates the payloads of several engines of one service (a group's operations, its
-// accumulator's rounds).
+// The scope, with which each payload begins, separates those of several engines of one service (a
+// group's operations, its accumulator's rounds).
 class Engine {
  public:
   struct Config {
@@ -58,20 +58,7 @@ class Engine {
     std::vector<std::uint32_t> guests = {};  // ranks: see Hosts
   };
 
-  struct Options {
-    bool retry = false;  // on a change of epoch start again in the new one instead of failing
-    // The caller's own number for the operation, instead of a count of starts of the name.
-    std::optional<std::uint64_t> number;
-    // Memory for the result, of its size; else new memory. It is written only until Done. Large
-    // allreduces of one host's members pass through shared memory only if it is given.
-    std::optional<MutableBuffer> output = {};
-    // Inputs are the user's memory, not used after Done.
-    bool lent = false;
-    // Not 0: every member passes this allreduce through shared memory into `output`, under this
-    // number and without rank 0's Go. All numbers of an epoch come either from here or from rank 0.
-    std::uint64_t shared = 0;
-  };
-
+  using Options = Operation::Options;
   struct Send {
     Uid instance;
     std::string name;
@@ -163,9 +150,6 @@ class Engine {
 
   bool in_shared_memory(OpId op) const;
 
-  // The scope of a payload of this service; throws Exception{wire}.
-  static std::string scope_of(const wire::Payload& payload);
-
  private:
   // Only members of the group have one.
   void require_rank(const std::string& operation) const {
@@ -211,6 +195,7 @@ class Engine {
   void drop_early_data(EarlyFrames& early);
   void drop_outdated_early();
   void replay_early(const OpKey& key);
+  Operation* find(OpId id);
   Operation* find(const OpKey& key);
 
   Config config_;

@@ -37,7 +37,6 @@ Exchange::Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allo
 
 void Exchange::provide(std::uint32_t chain, Buffer partial) {
   chains_[chain].value = std::move(partial);
-  chains_[chain].has_value = true;
   advance(chain);
 }
 
@@ -67,16 +66,15 @@ void Exchange::advance(std::uint32_t id) {
   Chain& chain = chains_[id];
   while (!chain.busy && chain.step < chain.steps.size() && do_step(id, chain)) {
   }
-  if (!chain.has_result || chain.tasks != 0 || chain.step < chain.steps.size()) return;
-  chain.has_result = false;
-  chain.value = {};
-  effects_.results.push_back({id, std::move(chain.result)});
+  if (!chain.result || chain.tasks != 0 || chain.step < chain.steps.size()) return;
+  chain.value.reset();
+  effects_.results.push_back({id, *std::exchange(chain.result, std::nullopt)});
 }
 
 // Returns whether the step was done or begun; a task that makes the next value leaves `busy` set.
 bool Exchange::do_step(std::uint32_t id, Chain& chain) {
   const Step& step = chain.steps[chain.step];
-  if (step.kind != StepKind::store && !chain.has_value) return false;
+  if (step.kind != StepKind::store && !chain.value) return false;
   if (is_receive(step) && !chain.arrived.contains(step.round)) return false;
   switch (step.kind) {
     case StepKind::send:
@@ -98,12 +96,11 @@ bool Exchange::do_step(std::uint32_t id, Chain& chain) {
 bool Exchange::send(std::uint32_t id, Chain& chain, const Step& step) {
   if (compresses() && !chain.encoded) {
     Work work;
-    Pending pending{id, {}, true, true, {}, false};
-    pending.value = encode(chain, chain.value, work);
+    Pending pending{id, encode(chain, *chain.value, work), true, {}};
     add_task(chain, std::move(work), std::move(pending));
     return true;  // and send in the same step, once it is encoded
   }
-  effects_.outgoing.push_back({step.peer, id, step.round, chain.value});
+  effects_.outgoing.push_back({step.peer, id, step.round, *chain.value});
   ++chain.step;
   return true;
 }
@@ -151,15 +148,14 @@ void Exchange::reduce(std::uint32_t id, Chain& chain, const Step& step) {
     theirs = decode.output;
     work.pieces.emplace_back(std::move(decode));
   }
-  std::vector<Buffer> inputs{chain.value, theirs};
+  std::vector<Buffer> inputs{*chain.value, theirs};
   if (step.theirs_first) std::swap(inputs[0], inputs[1]);
   if (mutant("reduce_without_own")) inputs = {theirs};
   SumTask task = sum_task(std::move(inputs));
-  Pending pending{id, {}, true, false, {}, false};
+  Pending pending{id, {}, false, {}};
   const bool is_last = chain.steps[chain.step + 1].kind == StepKind::finish;
   if (is_last && !compresses()) {  // in one pass
     make_final(chain, task);
-    pending.makes_result = true;
     pending.result = task.output;
     ++chain.step;
   } else {
@@ -173,17 +169,17 @@ void Exchange::reduce(std::uint32_t id, Chain& chain, const Step& step) {
 // The sum of all hosts becomes the result. The last host keeps compressed elements as the others
 // get them.
 void Exchange::finish(std::uint32_t id, Chain& chain) {
-  SumTask task = sum_task({chain.value});
+  SumTask task = sum_task({*chain.value});
   make_final(chain, task);
   const MutableBuffer result = task.output;
   Work work;
   work.pieces.emplace_back(std::move(task));
-  Pending pending{id, result, true, false, result, true};
+  Pending pending{id, result, false, result};
   if (compresses() && plan_.hosts > 1) {
     pending.value = encode(chain, result, work);
     pending.encoded = true;
     if (!mutant("keep_uncompressed")) {
-      work.pieces.emplace_back(DecodeTask{plan_.compression, pending.value, result});
+      work.pieces.emplace_back(DecodeTask{plan_.compression, *pending.value, result});
     }
   }
   add_task(chain, std::move(work), std::move(pending));
@@ -193,15 +189,13 @@ void Exchange::finish(std::uint32_t id, Chain& chain) {
 void Exchange::store(std::uint32_t id, Chain& chain, const Step& step) {
   chain.value = std::move(chain.arrived.at(step.round));
   chain.arrived.erase(step.round);
-  chain.has_value = true;
   if (!compresses()) {
     chain.result = chain.value;
-    chain.has_result = true;
     return;
   }
   const MutableBuffer decoded = result_of(chain);
-  Pending pending{id, {}, false, false, decoded, true};
-  add_task(chain, DecodeTask{plan_.compression, chain.value, decoded}, std::move(pending));
+  Pending pending{id, {}, false, decoded};
+  add_task(chain, DecodeTask{plan_.compression, *chain.value, decoded}, std::move(pending));
   chain.encoded = true;
   if (mutant("encode_again")) {
     chain.encoded = false;
@@ -210,7 +204,7 @@ void Exchange::store(std::uint32_t id, Chain& chain, const Step& step) {
 }
 
 void Exchange::add_task(Chain& chain, Work work, Pending pending) {
-  chain.busy = pending.makes_value;
+  chain.busy = pending.value.has_value();
   ++chain.tasks;
   const std::uint32_t task = next_task_++;
   pending_.emplace(task, std::move(pending));
@@ -224,16 +218,12 @@ void Exchange::done(std::uint32_t task) {
   pending_.erase(found);
   Chain& chain = chains_[pending.chain];
   --chain.tasks;
-  if (pending.makes_value) {
+  if (pending.value) {
     chain.value = std::move(pending.value);
-    chain.has_value = true;
     chain.encoded = pending.encoded;
     chain.busy = false;
   }
-  if (pending.makes_result) {
-    chain.result = std::move(pending.result);
-    chain.has_result = true;
-  }
+  if (pending.result) chain.result = std::move(pending.result);
   advance(pending.chain);
 }
 
@@ -242,7 +232,7 @@ std::set<std::uint32_t> Exchange::waiting_for() const {
   for (const Chain& chain : chains_) {
     if (chain.step == chain.steps.size() || chain.busy) continue;
     const Step& step = chain.steps[chain.step];
-    const bool lacks_own = step.kind != StepKind::store && !chain.has_value;
+    const bool lacks_own = step.kind != StepKind::store && !chain.value;
     if (is_receive(step) && !lacks_own) hosts.insert(step.peer);
   }
   return hosts;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -77,23 +78,19 @@ class Exchange {
     Range range;
     std::vector<Step> steps;
     std::size_t step = 0;
-    bool has_value = false;
-    Buffer value;          // the sum so far, or the result
-    bool encoded = false;  // in the encoding between hosts
-    bool busy = false;     // a task makes the next value
-    bool has_result = false;
-    Buffer result;
+    std::optional<Buffer> value;  // the sum so far, or the result
+    bool encoded = false;         // in the encoding between hosts
+    bool busy = false;            // a task makes the next value
+    std::optional<Buffer> result;
     std::uint32_t tasks = 0;
     std::map<std::uint32_t, Buffer> arrived;  // by round
   };
   // What to do when a task ends.
   struct Pending {
     std::uint32_t chain = 0;
-    Buffer value;  // the next one
-    bool makes_value = false;
+    std::optional<Buffer> value;  // the next one
     bool encoded = false;
-    Buffer result;
-    bool makes_result = false;
+    std::optional<Buffer> result;
   };
 
   void advance(std::uint32_t id);

@@ -5,7 +5,6 @@
 // Sanitizers and clang before 17 do not support the resolvers for that. Everything is inlined: GCC
 // compiles lambdas without the options below and then calls them for each element.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -16,8 +16,6 @@
 
 namespace moolink::collective {
 
-inline constexpr std::uint8_t kCollectiveService = 3;
-
 // What all members must agree on before any element is reduced. Ranks are indices into the engine's
 // members; an empty list means all members.
 struct OpSpec {

@@ -45,16 +45,16 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   mirrored_ = must_mirror();
   flat_ = must_exchange();
   // A retry gives the same memory to the next run, while a task of this run may still write.
-  in_place_ = mirrored_ && !request_.retry;
+  in_place_ = mirrored_ && !request_.options.retry;
   if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
-  asks_ = request_.shared == 0 && must_ask();
+  asks_ = request_.options.shared == 0 && must_ask();
 }
 
 // The same at all members: it depends on the members and the spec, which they compare.
 bool Operation::must_ask() const {
   if (spec()->kind != Kind::all_reduce) return true;
   const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
-  const bool on_one_host = place_.one_host && place_.names.size() > 1 && request_.placed;
+  const bool on_one_host = place_.one_host && place_.names.size() > 1 && has_output();
   return everyone && (on_one_host || shares_hosts()) && spec()->byte_size() >= kSharedBytes;
 }
 
@@ -62,7 +62,7 @@ bool Operation::must_ask() const {
 bool Operation::must_mirror() const {
   const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
   return spec()->kind == Kind::all_reduce && place_.one_host &&
-         place_.names.size() == kMirroredMembers && everyone && request_.placed &&
+         place_.names.size() == kMirroredMembers && everyone && has_output() &&
          spec()->byte_size() <= kSmallBytes;
 }
 
@@ -82,8 +82,8 @@ void Operation::begin() {
     }
     return;
   }
-  if (request_.shared != 0) {
-    use_shared_memory(request_.shared);
+  if (request_.options.shared != 0) {
+    use_shared_memory(request_.options.shared);
   } else if (!asks_) {
     use_messages();
   } else if (place_.rank == 0) {
@@ -139,10 +139,11 @@ void Operation::use_messages() {
   const tensor::DType partial = partial_dtype(spec()->dtype);
   // In a ring no member's input is needed any more when the result has arrived.
   const bool in_ring = flat_ && !is_small(spec()->count(), tensor::item_size(partial));
-  const bool copies_input = request_.lent && !inputs.empty() && !in_ring;
+  const bool copies_input = request_.options.lent && !inputs.empty() && !in_ring;
   const bool converts = flat_ && partial != spec()->dtype;
   // A mirrored result is not sent on, and is reduced at once.
-  result_ = in_place_ ? request_.output : memory_.allocate(output_bytes(passage_, place_.rank));
+  result_ =
+      in_place_ ? *request_.options.output : memory_.allocate(output_bytes(passage_, place_.rank));
   if (inputs.size() > 1 || copies_input || converts) {
     SumTask task{spec()->dtype, ReduceOp::sum, 1, inputs, {}};
     task.partial_output = converts;
@@ -327,7 +328,7 @@ void Operation::finish_when_complete() {
   }
   // The result here may still be being sent to others.
   ending_ = true;
-  put(kResult, result_, request_.output);
+  put(kResult, result_, *request_.options.output);
 }
 
 void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {

@@ -57,17 +57,26 @@ inline constexpr std::size_t kMirroredMembers = 2;
 // have started the same: through shared memory, or over messages (Piece, straight to its place).
 class Operation {
  public:
+  struct Options {
+    bool retry = false;  // on a change of epoch start again in the new one instead of failing
+    // The caller's own number for the operation, instead of a count of starts of the name.
+    std::optional<std::uint64_t> number;
+    // Memory for the result, of its size; else new memory. It is written only until Done. Large
+    // allreduces of one host's members pass through shared memory only if it is given.
+    std::optional<MutableBuffer> output = {};
+    // Inputs are the user's memory, not used after Done.
+    bool lent = false;
+    // Not 0: every member passes this allreduce through shared memory into `output`, under this
+    // number and without rank 0's Go. All numbers of an epoch come either from here or from rank 0.
+    std::uint64_t shared = 0;
+  };
+
   // The request, from which the operation can start again in another epoch.
   struct Request {
     std::string name;
     std::variant<OpSpec, wire::Payload> what;
     std::vector<Buffer> inputs;  // of a tensor operation
-    bool retry = false;
-    std::optional<std::uint64_t> number;
-    MutableBuffer output = {};  // where the result goes; empty: new memory
-    bool placed = false;        // `output` is given (it may have no bytes)
-    bool lent = false;          // inputs are the user's memory
-    std::uint64_t shared = 0;   // its number in shared memory, if the caller gives it
+    Options options = {};
   };
   // Where it runs.
   struct Place {
@@ -125,9 +134,9 @@ class Operation {
   OpId id() const { return id_; }
   RunId run() const { return run_; }
   const OpKey& key() const { return key_; }
-  bool retry() const { return request_.retry; }
+  bool retry() const { return request_.options.retry; }
   const Error& error() const { return error_; }
-  const MutableBuffer& tensor() const { return has_output() ? request_.output : result_; }
+  const MutableBuffer& tensor() const { return has_output() ? *request_.options.output : result_; }
   const MutableBuffer& residual() const { return place_.residual; }
   const wire::Payload& value() const { return value_; }
   std::vector<std::string> waiting_for() const;
@@ -144,7 +153,7 @@ class Operation {
                                               const Hosts* hosts, std::uint32_t rank);
 
  private:
-  bool has_output() const { return spec() != nullptr && request_.placed; }
+  bool has_output() const { return spec() != nullptr && request_.options.output; }
   // Each member reduces its slice for all.
   bool is_sliced() const { return spec()->kind == Kind::all_reduce && !mirrored_ && !flat_; }
   bool shares_hosts() const { return place_.hosts != nullptr && place_.hosts->share_memory(); }

@@ -166,52 +166,32 @@ ChunkPlan plan_all_reduce(const Passage& passage, const Part& part, std::uint32_
   return plan;
 }
 
-ChunkPlan plan_reduce_scatter(const Passage& passage, const Part& part, std::uint32_t rank) {
-  const auto move_of = [&](std::uint32_t j) {
-    return Move{j, j * part.stride, j * part.block + part.at, part.bytes};
+// Blocks that pass as they do over messages. A window has a block for each receiver, or one for all
+// of them.
+ChunkPlan plan_blocks(const Passage& passage, const Part& part, std::uint32_t rank) {
+  const bool many = blocks_per_window(passage) > 1;
+  const auto window_of = [&](std::uint32_t to) { return many ? to * part.stride : 0; };
+  const auto sent_to = [&](std::uint32_t to) {
+    return sent_bytes(passage, rank, to).begin + part.at;
+  };
+  const auto placed_from = [&](std::uint32_t from) {
+    return placed_bytes(passage, from, rank).begin + part.at;
   };
   ChunkPlan plan;
-  for (const std::uint32_t j : others_of(rank, passage.ranks)) plan.puts.push_back(move_of(j));
-  plan.reduced = move_of(rank);
-  plan.placed = part.at;
-  return plan;
-}
-
-// All ranks' blocks, to all ranks or to the root.
-ChunkPlan plan_gather(const Passage& passage, const Part& part, std::uint32_t rank) {
-  const bool takes = passage.kind == Kind::all_gather || rank == passage.root;
-  const bool puts = passage.kind == Kind::all_gather || !takes;
-  ChunkPlan plan;
-  if (puts && passage.ranks > 1) plan.puts.push_back({rank, 0, part.at, part.bytes});
-  if (!takes) return plan;
   for (const std::uint32_t j : others_of(rank, passage.ranks)) {
-    plan.takes.push_back({j, 0, j * part.block + part.at, part.bytes});
+    if (passes(passage, rank, j) && (many || plan.puts.empty())) {
+      plan.puts.push_back({many ? j : rank, window_of(j), sent_to(j), part.bytes});
+    }
+    if (passes(passage, j, rank) && !reduces(passage.kind)) {
+      plan.takes.push_back({j, window_of(rank), placed_from(j), part.bytes});
+    }
   }
-  plan.own.push_back({rank, part.at, rank * part.block + part.at, part.bytes});
-  return plan;
-}
-
-ChunkPlan plan_broadcast(const Passage& passage, const Part& part, std::uint32_t rank) {
-  ChunkPlan plan;
-  if (rank != passage.root) {
-    plan.takes.push_back({passage.root, 0, part.at, part.bytes});
-    return plan;
+  if (reduces(passage.kind)) {
+    plan.reduced = {rank, window_of(rank), sent_to(rank), part.bytes};
+    plan.placed = part.at;
+  } else if (passes(passage, rank, rank)) {
+    plan.own.push_back({rank, sent_to(rank), placed_from(rank), part.bytes});
   }
-  if (passage.ranks > 1) plan.puts.push_back({rank, 0, part.at, part.bytes});
-  plan.own.push_back({rank, part.at, part.at, part.bytes});
-  return plan;
-}
-
-ChunkPlan plan_scatter(const Passage& passage, const Part& part, std::uint32_t rank) {
-  ChunkPlan plan;
-  if (rank != passage.root) {
-    plan.takes.push_back({passage.root, rank * part.stride, part.at, part.bytes});
-    return plan;
-  }
-  for (const std::uint32_t j : others_of(rank, passage.ranks)) {
-    plan.puts.push_back({j, j * part.stride, j * part.block + part.at, part.bytes});
-  }
-  plan.own.push_back({rank, rank * part.block + part.at, part.at, part.bytes});
   return plan;
 }
 
@@ -225,20 +205,8 @@ ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::ui
   const std::uint64_t count = std::min(passage.count, begin + each) - begin;
   if (count == 0) return {};
   const Part part{begin * item, count * item, passage.count * item, each * item};
-  switch (passage.kind) {
-    case Kind::all_reduce:
-      return plan_all_reduce(passage, part, rank);
-    case Kind::reduce_scatter:
-      return plan_reduce_scatter(passage, part, rank);
-    case Kind::all_gather:
-    case Kind::gather:
-      return plan_gather(passage, part, rank);
-    case Kind::broadcast:
-      return plan_broadcast(passage, part, rank);
-    case Kind::scatter:
-      return plan_scatter(passage, part, rank);
-  }
-  return {};
+  return passage.kind == Kind::all_reduce ? plan_all_reduce(passage, part, rank)
+                                          : plan_blocks(passage, part, rank);
 }
 
 }  // namespace moolink::collective

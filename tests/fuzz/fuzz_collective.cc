@@ -139,7 +139,7 @@ class World {
   void deliver(const Letter& letter) {
     refused([&] {
       const wire::Payload payload{letter.body, letter.parts};
-      if (Engine::scope_of(payload) != "g") return;
+      if (wire::Reader(payload.body).text() != "g") return;
       engines_[letter.to].received(letter.from, payload);
       drain();
     });

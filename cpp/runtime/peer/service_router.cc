@@ -1,7 +1,6 @@
 #include "runtime/peer/service_router.h"
 
 #include "base/error.h"
-#include "collective/engine.h"
 #include "group/messages.h"
 #include "runtime/peer/rpc_peer.h"
 #include "wire/archive.h"
@@ -17,9 +16,8 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
       return {recipient.broker ? ServiceRouter::kBroker : recipient.group, recipient.group};
     }
     case rpc::Service::collective:
-      return {collective::Engine::scope_of(payload), {}};
     case rpc::Service::accumulate:
-    case rpc::Service::snapshot: {  // both envelopes begin with the scope
+    case rpc::Service::snapshot: {  // all begin with the scope
       wire::Reader reader(payload.body);
       return {std::string(reader.text()), {}};
     }

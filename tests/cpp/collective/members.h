@@ -141,7 +141,7 @@ class Members {
       const auto pair = pairs[random_.below(pairs.size())];
       const wire::Payload payload = std::move(wire_[pair].front());
       wire_[pair].pop_front();
-      CHECK_EQ(Engine::scope_of(payload), std::string("group"));
+      CHECK_EQ(wire::Reader(payload.body).text(), "group");
       engines_[pair.second]->received(members_.instances[pair.first], payload);
       drain(pair.second);
     }
