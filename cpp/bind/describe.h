@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc/explain.h"
+#include "rpc/actions.h"
 #include "rpc/node.h"
 #include "runtime/group/accumulator_peer.h"
 #include "runtime/peer/rpc_peer.h"

@@ -14,11 +14,11 @@ namespace {
 constexpr std::size_t kEarlyCancels = 1024;  // remembered for one peer
 
 Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
-  Error error = make_error(code, std::move(message));
-  error.peer = call.peer;
-  error.function = call.function;
-  error.ran = ran;
-  return error;
+  return {.code = code,
+          .message = std::move(message),
+          .peer = call.peer,
+          .function = call.function,
+          .ran = ran};
 }
 
 // Whether the handler of a call without a result may have run.
@@ -200,8 +200,7 @@ void Node::time_out(Time now, CallId id) {
       break;
   }
   if (call.stream) stop_handler(now, id, call);
-  Error error = call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call));
-  complete(id, std::move(error));
+  complete(id, call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call)));
 }
 
 std::string Node::why_unreached(const std::string& name) const {
@@ -229,10 +228,9 @@ void Node::cancel(Time now, CallId id) {
   if (found == calls_.end()) return;
   const Call& call = found->second;
   stop_handler(now, id, call);
-  Error error = call_error(ErrorCode::cancelled,
-                           "'" + call.function + "' at peer '" + call.peer + "' was cancelled",
-                           call, may_have_run(call));
-  complete(id, std::move(error));
+  complete(id, call_error(ErrorCode::cancelled,
+                          "'" + call.function + "' at peer '" + call.peer + "' was cancelled", call,
+                          may_have_run(call)));
   settle(now);
 }
 
@@ -305,10 +303,11 @@ void Node::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
   }
   if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // no waiting caller
   const auto fail = [&](ErrorCode code, std::string text) {
-    Error error = make_error(code, std::move(text));
-    error.peer = config_.name;
-    error.function = head.function;
-    send_result(now, peer, head.id, std::move(error));
+    send_result(now, peer, head.id,
+                Error{.code = code,
+                      .message = std::move(text),
+                      .peer = config_.name,
+                      .function = head.function});
   };
   if (delivered.error) return fail(delivered.error.code, delivered.error.message);
   // Closed is an error of the caller's own objects.

@@ -1,7 +1,5 @@
 // How peers are reached, and why not on a better path. Decides nothing.
 
-#include "rpc/explain.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>

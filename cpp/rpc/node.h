@@ -26,7 +26,6 @@
 #include "rpc/actions.h"
 #include "rpc/complaints.h"
 #include "rpc/dialler.h"
-#include "rpc/explain.h"
 #include "rpc/messages.h"
 #include "rpc/policy.h"
 #include "rpc/records.h"

@@ -146,21 +146,11 @@ bool Node::counts(const Timer& timer) const {
 }
 
 void Node::perform(Time now, Peer& peer, session::Action& action) {
-  if (auto* write = std::get_if<session::Write>(&action)) {
-    actions_.push_back(std::move(*write));
-  } else if (auto* delivered = std::get_if<session::Deliver>(&action)) {
+  if (auto* delivered = std::get_if<session::Deliver>(&action)) {
     deliver(now, peer, *delivered);
-  } else if (auto* allocate = std::get_if<session::AllocateGrant>(&action)) {
-    actions_.push_back(*allocate);
-  } else if (auto* fill = std::get_if<session::FillGrant>(&action)) {
-    actions_.push_back(std::move(*fill));
-  } else if (auto* pass = std::get_if<session::PassSegments>(&action)) {
-    actions_.push_back(std::move(*pass));
-  } else if (auto* map = std::get_if<session::MapLoan>(&action)) {
-    actions_.push_back(*map);
   } else if (auto* attached_to = std::get_if<session::Attached>(&action)) {
     attached(now, peer, attached_to->connection);
-  } else if (std::get_if<session::WindowOpened>(&action) != nullptr) {
+  } else if (std::holds_alternative<session::WindowOpened>(action)) {
     flush(now, peer);
   } else if (auto* close = std::get_if<session::CloseConnection>(&action)) {
     drop_connection(now, close->connection, close->error, true);
@@ -168,6 +158,14 @@ void Node::perform(Time now, Peer& peer, session::Action& action) {
     peer.lost = std::move(*lost_session);
     any_broken_ = true;
     lost(now, peer);
+  } else {
+    std::visit(
+        [this](auto& of_connection) {
+          if constexpr (std::is_constructible_v<Action, decltype(std::move(of_connection))>) {
+            actions_.push_back(std::move(of_connection));
+          }
+        },
+        action);
   }
 }
 

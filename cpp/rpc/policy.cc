@@ -1,6 +1,5 @@
 #include "rpc/policy.h"
 
-#include <cstring>
 #include <span>
 #include <utility>
 

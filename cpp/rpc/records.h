@@ -16,7 +16,6 @@
 #include "base/time.h"
 #include "base/uid.h"
 #include "rpc/actions.h"
-#include "rpc/explain.h"
 #include "session/session.h"
 #include "wire/frame.h"
 #include "wire/path.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/time.h"
@@ -20,13 +21,8 @@ struct Timer {
   std::uint64_t id = 0;  // call, connection, search, ...
   Uid instance;          // session, handler: of the peer
 
-  // The earliest at the top of a heap; ties in a fixed order, so that runs are repeatable.
-  bool operator<(const Timer& other) const {
-    if (at != other.at) return at > other.at;
-    if (kind != other.kind) return kind > other.kind;
-    if (id != other.id) return id > other.id;
-    return instance > other.instance;
-  }
+  // Ties are in a fixed order, so that runs are repeatable.
+  auto operator<=>(const Timer&) const = default;
 };
 
 class TimerQueue {
@@ -38,10 +34,10 @@ class TimerQueue {
   void push(const Timer& timer) {
     if (timer.at == kNever) return;
     heap_.push_back(timer);
-    std::push_heap(heap_.begin(), heap_.end());
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
   }
   void pop() {
-    std::pop_heap(heap_.begin(), heap_.end());
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     heap_.pop_back();
   }
   // A timer in the queue has become invalid; counts(timer) is true for the valid ones.
@@ -51,13 +47,13 @@ class TimerQueue {
     if (forgotten_ < kSweep || forgotten_ * 2 < heap_.size()) return;
     forgotten_ = 0;
     std::erase_if(heap_, [&](const Timer& timer) { return !counts(timer); });
-    std::make_heap(heap_.begin(), heap_.end());
+    std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
   }
 
  private:
   static constexpr std::size_t kSweep = 1024;
 
-  std::vector<Timer> heap_;
+  std::vector<Timer> heap_;  // the earliest on top
   std::size_t forgotten_ = 0;
 };
 
