@@ -100,31 +100,29 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
   return record;
 }
 
-std::vector<Uid> Leader::blocked_by(std::int64_t virtual_batch_size) const {
-  std::vector<Uid> blocking;
-  if (!enough(virtual_batch_size)) return blocking;
+// Observers hold nothing up.
+template <class Which>
+std::vector<Uid> Leader::those(const Which& which) const {
+  std::vector<Uid> instances;
   for (const auto& [instance, member] : members_) {
-    if (is_full(member)) blocking.push_back(instance);
+    if (!member.peer.observer && which(member)) instances.push_back(instance);
   }
-  return blocking;
+  return instances;
+}
+
+std::vector<Uid> Leader::blocked_by(std::int64_t virtual_batch_size) const {
+  if (!enough(virtual_batch_size)) return {};
+  return those([this](const Member& member) { return is_full(member); });
 }
 
 std::vector<Uid> Leader::without_gradients() const {
-  std::vector<Uid> without;
-  for (const auto& [instance, member] : members_) {
-    if (!member.peer.observer && member.gradients.batch == 0) without.push_back(instance);
-  }
-  return without;
+  return those([](const Member& member) { return member.gradients.batch == 0; });
 }
 
 std::vector<Uid> Leader::without_oldest() const {
-  std::vector<Uid> without;
   const std::uint64_t have = stable();
-  if (have == cut_) return without;
-  for (const auto& [instance, member] : members_) {
-    if (!member.peer.observer && member.have == have) without.push_back(instance);
-  }
-  return without;
+  if (have == cut_) return {};
+  return those([have](const Member& member) { return member.have == have; });
 }
 
 std::uint64_t Leader::stable() const {

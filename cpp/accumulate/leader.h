@@ -100,6 +100,8 @@ class Leader {
 
   bool enough(std::int64_t virtual_batch_size) const;
   bool is_full(const Member& member) const;
+  template <class Which>
+  std::vector<Uid> those(const Which& which) const;
 
   Config config_;
   std::map<Uid, Member> members_;

@@ -16,47 +16,11 @@ constexpr Duration kWatchInterval = milliseconds(250);
 
 }  // namespace
 
-std::uint32_t Round::gradients() const {
-  return static_cast<std::uint32_t>(
-      std::count_if(record.contributions.begin(), record.contributions.end(),
-                    [](const Contribution& contribution) { return contribution.batch > 0; }));
-}
-
-std::uint32_t Round::skipped() const {
-  return static_cast<std::uint32_t>(record.contributions.size()) - gradients();
-}
-
-std::vector<std::uint64_t> Round::staleness() const {
-  std::vector<std::uint64_t> updates;
-  for (const Contribution& contribution : record.contributions) {
-    if (contribution.batch == 0) continue;
-    const std::uint64_t newest = record.round - 1;  // the newest before this round
-    updates.push_back(newest - std::min(newest, contribution.version));
-  }
-  return updates;
-}
-
-std::vector<std::string> Round::contributors() const {
-  std::vector<std::string> names;
-  for (const Contribution& contribution : record.contributions) {
-    const bool known = std::find(names.begin(), names.end(), contribution.name) != names.end();
-    if (contribution.batch > 0 && !known) names.push_back(contribution.name);
-  }
-  return names;
-}
-
 Machine::Machine(Config config) : config_(std::move(config)), ledger_(config_.instance) {
   if (!config_.memory) config_.memory = std::make_shared<HeapAllocator>();
 }
 
 Machine::~Machine() = default;
-
-std::string Machine::group_of(std::uint8_t, const wire::Payload& payload) {
-  std::string group;
-  wire::Reader reader(payload.body);
-  reader(group);  // the first field of both envelopes
-  return group;
-}
 
 // --- dispatch --------------------------------------------------------------------------------
 
@@ -189,8 +153,9 @@ void Machine::send(const Uid& to, Message message, std::vector<Buffer> parts) {
     loop_.push_back({to, std::move(envelope), std::move(parts)});
     return;
   }
+  lie_in(envelope.message);
   actions_.push_back(
-      Send{to, name_of(to), kAccumulateService, {wire::encode(told(envelope)), std::move(parts)}});
+      Send{to, name_of(to), kAccumulateService, {wire::encode(envelope), std::move(parts)}});
 }
 
 void Machine::broadcast(const Message& message) {
@@ -199,9 +164,10 @@ void Machine::broadcast(const Message& message) {
 
 void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                             std::vector<Buffer> parts) {
+  lie_in(message);
   const SnapshotEnvelope envelope{config_.group, std::move(message)};
   actions_.push_back(
-      Send{to, name_of(to), kSnapshotService, {wire::encode(told(envelope)), std::move(parts)}});
+      Send{to, name_of(to), kSnapshotService, {wire::encode(envelope), std::move(parts)}});
 }
 
 const std::string& Machine::name_of(const Uid& instance) const {
@@ -250,14 +216,6 @@ bool Machine::wants_gradients(Time now) const {
   return uncut < whole && (fill_in_at_ == kNever || now >= fill_in_at_);
 }
 
-std::optional<std::uint64_t> Machine::wants_state() const { return wants_state_; }
-
-bool Machine::has_new_state() const { return new_state_ && !is_state_refused_; }
-
-std::optional<Machine::NewState> Machine::new_state() const {
-  return is_state_refused_ ? std::nullopt : new_state_;
-}
-
 std::optional<Round> Machine::next_result() const {
   if (standing_ != Standing::complete || !installed_ || wants_state_) return {};
   const Ledger::Known* known = ledger_.next();
@@ -276,15 +234,9 @@ std::optional<Round> Machine::next_result() const {
   return Round{known->record, known->result, may_take, known->times};
 }
 
-std::uint64_t Machine::model_version() const { return user_version_; }
-
 std::optional<std::string> Machine::leader() const {
   if (phase_ != Phase::active) return {};
   return name_of(leader_id_);
 }
-
-bool Machine::is_leader() const { return leader_ != nullptr; }
-
-std::uint64_t Machine::epoch() const { return phase_ == Phase::outside ? 0 : epoch_; }
 
 }  // namespace moolink::accumulate

@@ -34,11 +34,6 @@ struct Round {
   RoundTimes times;
 
   std::uint64_t number() const { return record.round; }
-  std::uint32_t gradients() const;                // contributions with a bucket
-  std::uint32_t skipped() const;                  // without
-  std::vector<std::string> contributors() const;  // names of those with a bucket, each once
-  // By how many updates the parameters of each contribution with a bucket were behind the newest.
-  std::vector<std::uint64_t> staleness() const;
 };
 
 // One peer's accumulator: the rounds of a group of learners, as a machine without I/O that runs on
@@ -202,31 +197,30 @@ class Machine {
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
-  // The group that a payload of one of the two services is for; throws Exception{wire}.
-  static std::string group_of(std::uint8_t service, const wire::Payload& payload);
-
   // --- what the user sees ------------------------------------------------------------------------
   bool connected() const;  // in an active epoch and has the state
   bool wants_gradients(Time now) const;
   // The model version at which set_state() is wanted, with parameters, buffers and user state;
   // next_result() returns nothing until that call. After a bounded time the runtime makes it
   // without user state.
-  std::optional<std::uint64_t> wants_state() const;
+  std::optional<std::uint64_t> wants_state() const { return wants_state_; }
   // A complete snapshot waits; it takes precedence over next_result().
-  bool has_new_state() const;
+  bool has_new_state() const { return new_state_ && !is_state_refused_; }
   struct NewState {
     std::uint64_t number = 0;  // counts the states that came to this peer
     std::uint64_t version = 0;
     wire::Payload state;
   };
-  std::optional<NewState> new_state() const;
+  std::optional<NewState> new_state() const {
+    return is_state_refused_ ? std::nullopt : new_state_;
+  }
   std::optional<Round> next_result() const;
-  std::uint64_t model_version() const;
+  std::uint64_t model_version() const { return user_version_; }
   // Whether every member has the round that led to it, so that none needs this member's copy.
   bool is_everywhere() const { return ledger_.stable() >= user_version_; }
   std::optional<std::string> leader() const;  // its name, in an active epoch
-  bool is_leader() const;
-  std::uint64_t epoch() const;
+  bool is_leader() const { return leader_ != nullptr; }
+  std::uint64_t epoch() const { return phase_ == Phase::outside ? 0 : epoch_; }
   // Names of the members for which the group waits now (full slots, no HAVE, no FLUSH), for stats.
   std::vector<std::string> waiting_for() const;
   // For people: what this peer waits for in its epoch, and what to do; empty outside an epoch.

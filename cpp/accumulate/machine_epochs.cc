@@ -250,11 +250,10 @@ const char* Machine::fault_of(const Resume& resume) const {
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {
   if (mine.refused != refused_) {
-    Error error;  // of code none: it takes part again
-    error.code = mine.refused.empty() ? ErrorCode::none : ErrorCode::invalid_argument;
-    error.message = mine.refused;
-    error.function = config_.group;
-    actions_.push_back(Failed{std::move(error)});
+    const bool again = mine.refused.empty();  // it takes part again
+    actions_.push_back(Failed{{.code = again ? ErrorCode::none : ErrorCode::invalid_argument,
+                               .message = mine.refused,
+                               .function = config_.group}});
   }
   refused_ = mine.refused;
   std::erase_if(held_, [this](const auto& item) {

@@ -103,11 +103,9 @@ void Machine::watch_settings() {
   if (differs_since_ == kNever) differs_since_ = awake_;
   if (awake_ < differs_since_ + config_.settings_timeout) return;
   if (std::exchange(settings_refused_, true)) return;
-  Error error;
-  error.code = ErrorCode::invalid_argument;
-  error.message = "for " + in_seconds(config_.settings_timeout) + " " + text;
-  error.function = config_.group;
-  actions_.push_back(Failed{std::move(error)});
+  actions_.push_back(Failed{{.code = ErrorCode::invalid_argument,
+                             .message = "for " + in_seconds(config_.settings_timeout) + " " + text,
+                             .function = config_.group}});
 }
 
 std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {

@@ -7,7 +7,6 @@
 #include <variant>
 #include <vector>
 
-#include "base/buffer.h"
 #include "base/uid.h"
 #include "wire/archive.h"
 

@@ -135,14 +135,10 @@ class PyAccumulator {
     }
     nb::dict result;
     result["batch_size"] = stats.record.total;
-    result["num_gradients"] = stats.gradients;
-    result["num_skipped"] = stats.skipped;
+    result["num_gradients"] = stats.staleness.size();
+    result["num_skipped"] = stats.record.contributions.size() - stats.staleness.size();
     result["contributors"] = stats.contributors;
-    std::map<std::string, std::uint32_t> contributions;
-    for (const accumulate::Contribution& one : stats.record.contributions) {
-      if (one.batch > 0) ++contributions[one.name];
-    }
-    result["contributions"] = contributions;
+    result["contributions"] = stats.contributions;
     result["staleness"] = stats.staleness;
     result["counters"] = counters;
     result["waiting_for"] = stats.waiting_for;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "group/hostile_messages.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::group {
 
@@ -143,7 +143,10 @@ void Member::announce(Time now) {
   message.gaps = gaps();
   if (send_view_ && !view_.empty()) message.view = view_;
   send_view_ = false;
-  actions_.push_back(SendToBroker{wire::encode(told(Message{config_.group, std::move(message)}))});
+  wire::lie("announce.epoch", message.epoch);
+  wire::lie("announce.floor", message.floor);
+  if (message.view) wire::lie("announce.view", message.view->epoch);
+  actions_.push_back(SendToBroker{wire::encode(Message{config_.group, std::move(message)})});
 }
 
 // ---- views

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "group/hostile_messages.h"
+#include "wire/hostile_number.h"
 
 namespace moolink::group {
 
@@ -246,7 +246,12 @@ bool Roster::renew_lineage(const Timing& timing) {
 
 void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicted) {
   say(LogLevel::info, describe(view_));
-  const Buffer bytes = wire::encode(told(Message{group_, new_epoch(timing)}));
+  NewEpoch made = new_epoch(timing);
+  wire::lie("view.epoch", made.view.epoch);
+  std::size_t twins = 0;  // of the first member, in place of all
+  wire::lie("view.twins", twins);
+  if (twins > 0) made.view.members.assign(twins, MemberInfo(made.view.members.front()));
+  const Buffer bytes = wire::encode(Message{group_, std::move(made)});
   for (const MemberInfo& member : view_.members) {
     peers_.at(member.instance).resend_at = timing.now + config_.resend_every;
     send(member.instance, member.name, bytes);

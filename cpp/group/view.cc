@@ -77,11 +77,8 @@ Error group_changed(std::string_view group, std::string_view operation, const Vi
     }
   }
   text += ". Call it again in the new epoch.";
-  Error error;
-  error.code = ErrorCode::group_changed;
-  error.message = std::move(text);
-  error.function = std::string(group);
-  return error;
+  return {
+      .code = ErrorCode::group_changed, .message = std::move(text), .function = std::string(group)};
 }
 
 }  // namespace moolink::group

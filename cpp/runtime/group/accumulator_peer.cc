@@ -81,14 +81,15 @@ void AccumulatorPeer::register_services() {
         });
     services_.push_back(service);
   }
-  runner_ = OperationRunner::create(
+  runner_ = std::make_shared<OperationRunner>(
       rpc_, group_->name(), "rounds:" + scope_,
-      {"segments:" + scope_, "rounds", rpc::Service::accumulate},
-      {{},
-       [this](collective::Engine::Done done) { section_done(std::move(done)); },
-       [this](const Error& error) { group_->start_over(error); },
-       [this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-       [this](const Error& error) { fail_reductions(error); }});
+      OperationRunner::Segment{"segments:" + scope_, "rounds", rpc::Service::accumulate},
+      OperationRunner::Events{
+          {},
+          [this](collective::Engine::Done done) { section_done(std::move(done)); },
+          [this](const Error& error) { group_->start_over(error); },
+          [this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
+          [this](const Error& error) { fail_reductions(error); }});
 }
 
 void AccumulatorPeer::unregister_services() {
@@ -120,12 +121,13 @@ Engine::Lock AccumulatorPeer::lock_open() {
   return lock;
 }
 
-// The exception barrier of an event from the user. A refusal changes nothing; any other error
-// leaves the machine in the middle of it, so this peer starts over.
+// An event from the user, at the time returned, behind the exception barrier. A refusal changes
+// nothing; any other error leaves the machine in the middle of it, so this peer starts over.
 template <class Event>
-void AccumulatorPeer::from_user(Time now, Event&& event) {
+Time AccumulatorPeer::from_user(Event&& event) {
+  const Time now = io::now();
   try {
-    event();
+    event(now);
   } catch (...) {
     const Error error = current_error();
     if (error.code == ErrorCode::error) group_->start_over(error);
@@ -133,15 +135,15 @@ void AccumulatorPeer::from_user(Time now, Event&& event) {
     throw;
   }
   settle(now);
+  return now;
 }
 
 // --- what the user sees
 
 void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
-  const Time now = called_at_ = io::now();
   news_ = false;
-  from_user(now, [&] { machine_.user_active(now); });
+  const Time now = called_at_ = from_user([&](Time at) { machine_.user_active(at); });
   look(now);
   if (failure_) throw Exception(failure_);
   group_->throw_refusal();
@@ -151,8 +153,7 @@ void AccumulatorPeer::update(OnDivergence on_divergence) {
     if (on_divergence == OnDivergence::raise) throw Exception(divergence);
     rpc_->context()->log(LogLevel::warning, divergence.message);
     if (on_divergence != OnDivergence::resync || !here) return;
-    from_user(now, [&] { machine_.resync(now); });
-    look(now);
+    look(from_user([&](Time at) { machine_.resync(at); }));
   }
 }
 
@@ -206,10 +207,15 @@ void AccumulatorPeer::show(Time now, const accumulate::Round& round) {
   stats_.phases = {contributed ? times.cut - times.offered : Duration{-1},
                    times.reduced - times.cut, now - times.reduced};
   stats_.lost = std::exchange(lost_, {});
-  stats_.gradients = round.gradients();
-  stats_.skipped = round.skipped();
-  stats_.contributors = round.contributors();
-  stats_.staleness = round.staleness();
+  stats_.contributors.clear();
+  stats_.contributions.clear();
+  stats_.staleness.clear();
+  for (const accumulate::Contribution& one : round.record.contributions) {
+    if (one.batch == 0) continue;
+    if (++stats_.contributions[one.name] == 1) stats_.contributors.push_back(one.name);
+    const std::uint64_t newest = round.number() - 1;  // the newest before this round
+    stats_.staleness.push_back(newest - std::min(newest, one.version));
+  }
 }
 
 void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const {
@@ -280,7 +286,7 @@ AccumulatorPeer::Activity AccumulatorPeer::activity() {
 
 void AccumulatorPeer::set_model_version(std::uint64_t version) {
   const Engine::Lock lock = lock_open();
-  from_user(io::now(), [&] { machine_.set_model_version(version); });
+  from_user([&](Time) { machine_.set_model_version(version); });
   seen_.version = machine_.model_version();
 }
 
@@ -306,9 +312,8 @@ MutableBuffer AccumulatorPeer::bucket() {
 
 void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
   const Engine::Lock lock = lock_open();
-  const Time now = io::now();
-  from_user(now, [&] {
-    machine_.offer(now, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
+  const Time now = from_user([&](Time at) {
+    machine_.offer(at, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
                    std::move(counters));
   });
   moved_at_ = called_at_ = now;
@@ -317,13 +322,11 @@ void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
 
 void AccumulatorPeer::set_state(wire::Payload state) {
   const Engine::Lock lock = lock_open();
-  const Time now = io::now();
   // Shown as wanted: if the members have changed since, the machine asks again.
   if (!seen_.wants_state) {
     throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
   }
-  from_user(now, [&] { machine_.set_state(now, std::move(state)); });
-  look(now);
+  look(from_user([&](Time now) { machine_.set_state(now, std::move(state)); }));
 }
 
 std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
@@ -335,16 +338,12 @@ std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
 
 void AccumulatorPeer::state_installed(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
-  const Time now = io::now();
-  from_user(now, [&] { machine_.state_installed(now, number); });
-  look(now);
+  look(from_user([&](Time now) { machine_.state_installed(now, number); }));
 }
 
 void AccumulatorPeer::refuse_state(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
-  const Time now = io::now();
-  from_user(now, [&] { machine_.refuse_state(now, number); });
-  look(now);
+  look(from_user([&](Time now) { machine_.refuse_state(now, number); }));
 }
 
 MutableBuffer AccumulatorPeer::take_result() {
@@ -369,11 +368,10 @@ MutableBuffer AccumulatorPeer::take_result() {
 void AccumulatorPeer::release_result() {
   const Engine::Lock lock = lock_open();
   if (!seen_.result) return;
-  const Time now = io::now();
   const std::uint64_t round = seen_.result->number();
   seen_.result.reset();
   shown_.reset();
-  from_user(now, [&] { machine_.delivered(now, round); });
+  const Time now = from_user([&](Time at) { machine_.delivered(at, round); });
   moved_at_ = called_at_ = now;
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);
@@ -381,7 +379,7 @@ void AccumulatorPeer::release_result() {
 
 void AccumulatorPeer::checksum(std::uint64_t round, std::uint64_t value) {
   const Engine::Lock lock = lock_open();
-  from_user(io::now(), [&] { machine_.checksum(io::now(), round, value); });
+  from_user([&](Time now) { machine_.checksum(now, round, value); });
 }
 
 // --- events

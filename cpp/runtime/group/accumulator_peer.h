@@ -12,7 +12,7 @@
 #include "accumulate/machine.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/engine/reminder.h"
-#include "runtime/group/bucket_layout.h"
+#include "runtime/group/gradients.h"
 #include "runtime/group/group_peer.h"
 #include "runtime/group/operation_runner.h"
 
@@ -37,10 +37,10 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   struct Stats {
     accumulate::RoundRecord record;  // delivered last; round 0: none
     Phases phases;
-    std::uint32_t gradients = 0;
-    std::uint32_t skipped = 0;
-    std::vector<std::string> contributors;
-    std::vector<std::uint64_t> staleness;  // updates, of each contribution with gradients
+    std::vector<std::string> contributors;               // of gradients, each once
+    std::map<std::string, std::uint32_t> contributions;  // with gradients, of each of them
+    // By how many updates the parameters of each contribution with gradients were behind.
+    std::vector<std::uint64_t> staleness;
     std::vector<std::string> waiting_for;
     std::vector<accumulate::Contribution> lost;  // found lost since the round before
   };
@@ -152,7 +152,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   std::string explain(Time now) const;
   void show(Time now, const accumulate::Round& round);
   template <class Event>
-  void from_user(Time now, Event&& event);
+  Time from_user(Event&& event);
   void settle(Time now);
   void carry_out(Time now);
   // accumulator_peer_actions.cc

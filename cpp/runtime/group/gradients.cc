@@ -17,38 +17,29 @@ using tensor::DType;
 
 // How elements of each type are read, computed and written. `kExponent` is all ones in non-finite
 // values.
-struct Float32 {
-  using Stored = float;
-  using Bits = std::uint32_t;
-  using Computed = float;
-  static constexpr Bits kExponent = 0x7f800000U;
-  static float read(float stored) { return stored; }
-  static float write(float value) { return value; }
+template <class Value, class Word, Word exponent>
+struct Plain {
+  using Stored = Value;
+  using Bits = Word;
+  using Computed = Value;
+  static constexpr Bits kExponent = exponent;
+  static Value read(Value stored) { return stored; }
+  static Value write(Value value) { return value; }
 };
-struct Float64 {
-  using Stored = double;
-  using Bits = std::uint64_t;
-  using Computed = double;
-  static constexpr Bits kExponent = 0x7ff0000000000000ULL;
-  static double read(double stored) { return stored; }
-  static double write(double value) { return value; }
-};
-struct Float16 {
+using Float32 = Plain<float, std::uint32_t, 0x7f800000U>;
+using Float64 = Plain<double, std::uint64_t, 0x7ff0000000000000ULL>;
+
+template <float (*widen)(std::uint16_t), std::uint16_t (*narrow)(float), std::uint16_t exponent>
+struct Half {
   using Stored = std::uint16_t;
   using Bits = std::uint16_t;
   using Computed = float;
-  static constexpr Bits kExponent = 0x7c00U;
-  static float read(Stored stored) { return collective::half_to_float(stored); }
-  static Stored write(float value) { return collective::float_to_half(value); }
+  static constexpr Bits kExponent = exponent;
+  static float read(Stored stored) { return widen(stored); }
+  static Stored write(float value) { return narrow(value); }
 };
-struct BFloat16 {
-  using Stored = std::uint16_t;
-  using Bits = std::uint16_t;
-  using Computed = float;
-  static constexpr Bits kExponent = 0x7f80U;
-  static float read(Stored stored) { return collective::bfloat16_to_float(stored); }
-  static Stored write(float value) { return collective::float_to_bfloat16(value); }
-};
+using Float16 = Half<collective::half_to_float, collective::float_to_half, 0x7c00U>;
+using BFloat16 = Half<collective::bfloat16_to_float, collective::float_to_bfloat16, 0x7f80U>;
 
 constexpr std::size_t kBlock = 4096;  // elements: zeroed while they are in the cache
 

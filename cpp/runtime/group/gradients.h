@@ -3,12 +3,35 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "runtime/group/bucket_layout.h"
+#include "base/round_up.h"
 #include "tensor/dtype.h"
 
 namespace moolink::runtime {
+
+// Elements of one dtype; sections begin at multiples of 64 bytes within the bucket.
+struct BucketSection {
+  tensor::DType dtype;
+  std::uint64_t count;
+
+  std::size_t bytes() const { return count * tensor::item_size(dtype); }
+};
+
+// The positions of the sections in an accumulator's flat bucket of gradients.
+struct BucketLayout {
+  explicit BucketLayout(std::vector<BucketSection> parts) : sections(std::move(parts)) {
+    for (const BucketSection& section : sections) {
+      offsets.push_back(round_up(bytes, 64));
+      bytes = offsets.back() + section.bytes();
+    }
+  }
+
+  std::vector<BucketSection> sections;
+  std::vector<std::size_t> offsets;  // of the sections, bytes
+  std::size_t bytes = 0;             // of the whole bucket
+};
 
 // An accumulator's passes over gradients in its user's thread, each once over the memory, for types
 // that can be averaged: float16, bfloat16, float32, float64 and complex ones.

@@ -66,13 +66,15 @@ void GroupPeer::register_services() {
                        carry_out(now);
                      });
   routed_ = true;
-  runner_ = OperationRunner::create(
-      rpc_, name_, "group:" + name_, {"segment:" + name_, "collectives", rpc::Service::collective},
-      {[this](collective::Engine::Combine asked) { combine(std::move(asked)); },
-       [this](collective::Engine::Done ended) { done(std::move(ended)); },
-       [this](const Error& error) { start_over(error); },
-       [this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
-       [this](const Error& error) { start_over(error); }});
+  runner_ = std::make_shared<OperationRunner>(
+      rpc_, name_, "group:" + name_,
+      OperationRunner::Segment{"segment:" + name_, "collectives", rpc::Service::collective},
+      OperationRunner::Events{
+          [this](collective::Engine::Combine asked) { combine(std::move(asked)); },
+          [this](collective::Engine::Done ended) { done(std::move(ended)); },
+          [this](const Error& error) { start_over(error); },
+          [this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
+          [this](const Error& error) { start_over(error); }});
 }
 
 void GroupPeer::unregister_services() {

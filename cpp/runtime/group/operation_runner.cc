@@ -19,51 +19,34 @@ std::shared_ptr<Allocator> pool_of(const std::shared_ptr<Context>& context) {
 
 }  // namespace
 
-std::shared_ptr<OperationRunner> OperationRunner::create(std::shared_ptr<RpcPeer> rpc,
-                                                         std::string group, std::string scope,
-                                                         Segment segment, Events events) {
-  std::shared_ptr<OperationRunner> runner(
-      new OperationRunner(std::move(rpc), std::move(group), std::move(scope), std::move(events)));
-  runner->rpc_->router().add(
-      rpc::Service::collective, runner->scope_, runner->group_,
-      [weak = std::weak_ptr(runner)](const Uid& from, const wire::Payload& payload) {
-        const auto self = weak.lock();
-        if (!self) return;
-        self->engine_.received(from, payload);
-        self->carry_out();
-      });
-  try {
-    runner->share(std::move(segment));
-  } catch (...) {
-    runner->close();
-    throw;
-  }
-  return runner;
-}
-
-// The callbacks may refer to the runner: it outlives its segment.
-void OperationRunner::share(Segment segment) {
-  shared_ = SharedCollectives::create(rpc_, group_, std::move(segment.scope),
-                                      std::move(segment.what), segment.service,
-                                      {[this](std::uint64_t epoch) { events_.shares(epoch); },
-                                       [this](std::uint64_t s) {
-                                         engine_.passed(s);
-                                         carry_out();
-                                       },
-                                       [this](collective::SharedPipeline::Sum sum) {
-                                         engine_.summed_here(std::move(sum));
-                                         carry_out();
-                                       },
-                                       [this](const Error& error) { events_.disagreed(error); }});
-}
-
 OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
-                                 Events events)
+                                 Segment segment, Events events)
     : rpc_(std::move(rpc)),
       group_(std::move(group)),
       scope_(std::move(scope)),
       events_(std::move(events)),
-      engine_({scope_, rpc_->instance(), pool_of(rpc_->context())}) {}
+      engine_({scope_, rpc_->instance(), pool_of(rpc_->context())}) {
+  // An event of the engine, of which this carries out the actions.
+  const auto event = [this](auto what) {
+    return [this, what](auto&&... arguments) {
+      (engine_.*what)(std::forward<decltype(arguments)>(arguments)...);
+      carry_out();
+    };
+  };
+  rpc_->router().add(rpc::Service::collective, scope_, group_,
+                     event(&collective::Engine::received));
+  try {
+    shared_ = std::make_shared<SharedCollectives>(
+        rpc_, group_, segment.scope, segment.what, segment.service,
+        SharedCollectives::Events{[this](std::uint64_t epoch) { events_.shares(epoch); },
+                                  event(&collective::Engine::passed),
+                                  event(&collective::Engine::summed_here),
+                                  [this](const Error& error) { events_.disagreed(error); }});
+  } catch (...) {
+    close();
+    throw;
+  }
+}
 
 void OperationRunner::close() {
   if (std::exchange(closed_, true)) return;

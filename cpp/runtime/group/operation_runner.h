@@ -35,8 +35,8 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
 
   // The scope distinguishes this engine's messages from those of others on the same peer; all are
   // of the group.
-  static std::shared_ptr<OperationRunner> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                                 std::string scope, Segment segment, Events events);
+  OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                  Segment segment, Events events);
 
   collective::Engine& engine() { return engine_; }
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
@@ -57,8 +57,6 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void close();
 
  private:
-  OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
-                  Events events);
   void perform(collective::Engine::Send& action);
   void perform(collective::Engine::Sum& action);
   void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
@@ -68,7 +66,6 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   }
   void perform(collective::Engine::Abandon& action) { shared_->abandon(action.s); }
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
-  void share(Segment segment);
   void submit_sum(const collective::Engine::Sum& action);
   void no_thread(const Error& error);
   void end(const collective::Engine::Send& action, const Error& error);

@@ -27,16 +27,15 @@ struct HostLoans::Message {
   auto fields() { return std::tie(scope, kind, epoch, number, key); }
 };
 
-std::shared_ptr<HostLoans> HostLoans::create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                             std::string scope) {
-  std::shared_ptr<HostLoans> made(
-      new HostLoans(std::move(rpc), std::move(group), std::move(scope)));
-  made->rpc_->router().add(
-      rpc::Service::collective, made->scope_, made->group_,
-      [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
-        if (const auto self = weak.lock()) self->received(from, payload);
-      });
-  return made;
+HostLoans::HostLoans(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope)
+    : rpc_(std::move(rpc)), group_(std::move(group)), scope_(std::move(scope)) {
+  rpc_->router().add(
+      rpc::Service::collective, scope_, group_,
+      [this](const Uid& from, const wire::Payload& payload) { received(from, payload); });
+}
+
+HostLoans::~HostLoans() {
+  if (!rpc_->context()->abandoned()) close();
 }
 
 void HostLoans::close() {
@@ -150,14 +149,11 @@ void HostLoans::borrow(Number number, const Uid& key) {
   const auto count = std::count_if(theirs_.begin(), theirs_.end(), of_this_rank);
   if (theirs_.contains(number) || static_cast<std::size_t>(count) >= kMaxSegments) return;
   theirs_[number].key = key;
-  rpc_->descriptors().expect(
-      key, [weak = weak_from_this(), number, key](std::vector<Descriptor> descriptors) {
-        const auto self = weak.lock();
-        if (!self) return;
-        const auto found = self->theirs_.find(number);
-        if (found == self->theirs_.end() || found->second.key != key) return;
-        self->map(number, std::move(descriptors));
-      });
+  rpc_->descriptors().expect(key, [this, number, key](std::vector<Descriptor> descriptors) {
+    const auto found = theirs_.find(number);
+    if (found == theirs_.end() || found->second.key != key) return;
+    map(number, std::move(descriptors));
+  });
 }
 
 void HostLoans::map(Number number, std::vector<Descriptor> descriptors) {

@@ -20,10 +20,10 @@ namespace moolink::runtime {
 // The memory that the members of one host lend one another for an epoch: segments of their lending
 // pools, each mapped for reading by all others before use. docs/design/protocol/shared_memory.md.
 // All calls, in both directions, are made with the engine's lock held.
-class HostLoans final : public std::enable_shared_from_this<HostLoans> {
+class HostLoans final {
  public:
-  static std::shared_ptr<HostLoans> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                           std::string scope);
+  HostLoans(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope);
+  ~HostLoans();
 
   void enter(HostSegment::Members members, std::uint32_t rank);
   // Unmaps the segments lent by others.
@@ -51,8 +51,6 @@ class HostLoans final : public std::enable_shared_from_this<HostLoans> {
   };
   using Number = std::pair<std::uint32_t, std::uint64_t>;  // rank, segment
 
-  HostLoans(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope)
-      : rpc_(std::move(rpc)), group_(std::move(group)), scope_(std::move(scope)) {}
   void lend(std::uint64_t number, Mine& mine);
   void send(std::uint32_t rank, Message message);
   void received(const Uid& from, const wire::Payload& payload);

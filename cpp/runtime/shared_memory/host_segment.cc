@@ -16,6 +16,9 @@ constexpr Duration kFirstPause = milliseconds(5);
 constexpr Duration kLongestPause = milliseconds(500);
 constexpr Duration kAnswerWithin = seconds(1);  // doubles
 constexpr Duration kLongestAnswer = seconds(8);
+constexpr std::uint32_t kWindows = 4;  // of each rank
+// Among several hosts, while chunks are on their way to others and back.
+constexpr std::uint32_t kWindowsAmongHosts = 8;
 
 }  // namespace
 
@@ -31,31 +34,26 @@ struct HostSegment::Message {
   auto fields() { return std::tie(scope, kind, epoch, key); }
 };
 
-std::shared_ptr<HostSegment> HostSegment::create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                                 std::string scope, Use use) {
-  std::shared_ptr<HostSegment> made(
-      new HostSegment(std::move(rpc), std::move(group), std::move(scope), std::move(use)));
-  Context& context = *made->rpc_->context();
-  context.add(static_cast<Forkable&>(*made));
-  try {
-    made->rpc_->router().add(
-        made->use_.service, made->scope_, made->group_name_,
-        [weak = std::weak_ptr(made)](const Uid& from, const wire::Payload& payload) {
-          if (const auto self = weak.lock()) self->received(from, payload);
-        });
-  } catch (...) {
-    context.remove(static_cast<Forkable&>(*made));
-    throw;
-  }
-  return made;
-}
-
 HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
                          Use use)
     : rpc_(std::move(rpc)),
       group_name_(std::move(group)),
       scope_(std::move(scope)),
-      use_(std::move(use)) {}
+      use_(std::move(use)) {
+  rpc_->context()->add(static_cast<Forkable&>(*this));
+  try {
+    rpc_->router().add(
+        use_.service, scope_, group_name_,
+        [this](const Uid& from, const wire::Payload& payload) { received(from, payload); });
+  } catch (...) {
+    rpc_->context()->remove(static_cast<Forkable&>(*this));
+    throw;
+  }
+}
+
+HostSegment::~HostSegment() {
+  if (!rpc_->context()->abandoned()) close();
+}
 
 void HostSegment::close() {
   if (std::exchange(closed_, true)) return;
@@ -75,6 +73,11 @@ std::optional<std::uint32_t> HostSegment::rank_of(const Uid& instance) const {
   const auto found = std::find(members_.instances.begin(), members_.instances.end(), instance);
   if (found == members_.instances.end()) return std::nullopt;
   return static_cast<std::uint32_t>(found - members_.instances.begin());
+}
+
+collective::PipelineLayout HostSegment::layout() const {
+  return {members_.epoch, static_cast<std::uint32_t>(members_.instances.size()),
+          members_.one_host ? kWindows : kWindowsAmongHosts, collective::kWindowBytes};
 }
 
 void HostSegment::warn(const Error& error) {
@@ -135,8 +138,9 @@ void HostSegment::leave() {
 
 void HostSegment::make(Time now) {
   try {
-    segment_ = memory::Segment::create(use_.bytes(members_), "moolink-group");
-    use_.initialise(segment_->bytes(), members_);
+    segment_ =
+        memory::Segment::create(collective::PipelineSegment::bytes_of(layout()), "moolink-group");
+    collective::PipelineSegment::initialise(segment_->bytes(), layout());
     for (std::size_t i = 0; i < members_.instances.size(); ++i) {
       io::Doorbell bell = io::make_doorbell();
       bells_.push_back(std::move(bell.rung));
@@ -227,11 +231,9 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
 void HostSegment::take_offer(const Offer& offer) {
   if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
   key_ = offer.key;
-  rpc_->descriptors().expect(
-      key_, [weak = weak_from_this(), key = key_](std::vector<Descriptor> descriptors) {
-        const auto self = weak.lock();
-        if (self && self->key_ == key) self->attach(std::move(descriptors));
-      });
+  rpc_->descriptors().expect(key_, [this, key = key_](std::vector<Descriptor> descriptors) {
+    if (key_ == key) attach(std::move(descriptors));
+  });
 }
 
 void HostSegment::attach(std::vector<Descriptor> descriptors) {
@@ -240,7 +242,7 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
       throw Exception(ErrorCode::wire, "the first rank shared " +
                                            std::to_string(descriptors.size()) + " descriptors");
     }
-    const std::uint64_t bytes = use_.bytes(members_);
+    const std::uint64_t bytes = collective::PipelineSegment::bytes_of(layout());
     segment_ = memory::Segment::map(std::move(descriptors[0]), memory::round_to_pages(bytes));
     for (std::size_t i = 1; i < descriptors.size(); ++i) {
       io::check_doorbell(descriptors[i]);

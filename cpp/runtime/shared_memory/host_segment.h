@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "base/time.h"
 #include "base/uid.h"
 #include "collective/engine.h"
+#include "collective/pipeline_segment.h"
 #include "io/doorbell.h"
 #include "io/loop.h"
 #include "memory/segment.h"
@@ -29,21 +29,19 @@ namespace moolink::runtime {
 // them in OFFER; each answers ATTACHED. When all have, the first rank sends ATTACHED to rank 0 of
 // the group. When all hosts have, rank 0 sends READY to all. No rank uses a segment before READY.
 // All calls, in both directions, are made with the engine's lock held.
-class HostSegment final : public Forkable, public std::enable_shared_from_this<HostSegment> {
+class HostSegment final : public Forkable {
  public:
   using Members = collective::Engine::Members;
   struct Use {
     std::string what;      // names the segment in warnings: a plural
     rpc::Service service;  // carries its messages, under the scope
-    std::function<std::uint64_t(const Members&)> bytes;
-    std::function<void(std::span<std::byte>, const Members&)> initialise;
     // It is mapped here; may throw Exception if it is invalid.
     std::function<void()> attached;
     std::function<void()> ready;  // all hosts have attached
   };
 
-  static std::shared_ptr<HostSegment> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                             std::string scope, Use use);
+  HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope, Use use);
+  ~HostSegment() override;
 
   void enter(Time now, const Members& group);
   // Drops the segment; ignores later messages about it.
@@ -56,6 +54,7 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
   // Those of this host, and this one's place among them.
   const Members& members() const { return members_; }
   std::uint32_t rank() const { return rank_; }
+  collective::PipelineLayout layout() const;
   void ring(std::uint32_t rank) const { io::ring(bells_[rank]); }
 
   void abandon() noexcept override;
@@ -68,7 +67,6 @@ class HostSegment final : public Forkable, public std::enable_shared_from_this<H
     Uid key;
   };
 
-  HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope, Use use);
   std::optional<std::uint32_t> rank_of(const Uid& instance) const;
   bool leads_group() const { return first_.instance == rpc_->instance(); }
   void make(Time now);

@@ -7,18 +7,10 @@
 namespace moolink::runtime {
 namespace {
 
-constexpr std::uint32_t kWindows = 4;  // of each rank
-// Among several hosts, while chunks are on their way to others and back.
-constexpr std::uint32_t kWindowsAmongHosts = 8;
 // Below this, windows are faster than waiting until all ranks have read.
 constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
 // After that, other threads may have the engine's lock; the work continues in the next turn.
 constexpr Duration kStint = microseconds(200);
-
-collective::PipelineLayout layout_of(const HostSegment::Members& members) {
-  return {members.epoch, static_cast<std::uint32_t>(members.instances.size()),
-          members.one_host ? kWindows : kWindowsAmongHosts, collective::kWindowBytes};
-}
 
 bool may_be_lent(const collective::PipelineOperation& operation) {
   return !operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
@@ -27,64 +19,41 @@ bool may_be_lent(const collective::PipelineOperation& operation) {
 
 }  // namespace
 
-std::shared_ptr<SharedCollectives> SharedCollectives::create(std::shared_ptr<RpcPeer> rpc,
-                                                             std::string group, std::string scope,
-                                                             std::string what, rpc::Service service,
-                                                             Events events) {
-  std::shared_ptr<SharedCollectives> made(new SharedCollectives(std::move(rpc), std::move(events)));
-  HostSegment::Use use;
-  use.what = std::move(what);
-  use.service = service;
-  use.bytes = [](const HostSegment::Members& members) {
-    return collective::PipelineSegment::bytes_of(layout_of(members));
-  };
-  use.initialise = [](std::span<std::byte> memory, const HostSegment::Members& members) {
-    collective::PipelineSegment::initialise(memory, layout_of(members));
-  };
-  const std::weak_ptr weak(made);
-  use.attached = [weak] {
-    if (const auto self = weak.lock()) self->attach();
-  };
-  use.ready = [weak] {
-    if (const auto self = weak.lock()) self->events_.ready(self->segment_->members().epoch);
-  };
-  try {
-    made->loans_ = HostLoans::create(made->rpc_, group, "loans:" + scope);
-    made->segment_ =
-        HostSegment::create(made->rpc_, std::move(group), std::move(scope), std::move(use));
-    made->rpc_->context()->engine().loop().add(*made);
-  } catch (...) {
-    made->close();
-    throw;
-  }
-  return made;
+SharedCollectives::SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::string& group,
+                                     const std::string& scope, std::string what,
+                                     rpc::Service service, Events events)
+    : rpc_(std::move(rpc)),
+      events_(std::move(events)),
+      loans_(rpc_, group, "loans:" + scope),
+      segment_(rpc_, group, scope,
+               {std::move(what), service, [this] { attach(); },
+                [this] { events_.ready(segment_.members().epoch); }}) {
+  rpc_->context()->engine().loop().add(*this);
 }
 
 void SharedCollectives::attach() {
-  loans_->enter(segment_->members(), segment_->rank());
+  loans_.enter(segment_.members(), segment_.rank());
   pipeline_ = std::make_unique<collective::SharedPipeline>(
-      collective::PipelineSegment(segment_->segment(), segment_->segment()->bytes(),
-                                  layout_of(segment_->members())),
-      segment_->rank(), rpc_->context()->pool(),
-      [loans = loans_.get()](std::uint32_t rank, std::uint64_t number) {
-        return loans->lent_by(rank, number);
-      });
+      collective::PipelineSegment(segment_.segment(), segment_.segment()->bytes(),
+                                  segment_.layout()),
+      segment_.rank(), rpc_->context()->pool(),
+      [this](std::uint32_t rank, std::uint64_t number) { return loans_.lent_by(rank, number); });
 }
 
 void SharedCollectives::leave() {
   if (pipeline_) pipeline_->give_up();
   pipeline_.reset();
   outdated_ = false;
-  loans_->leave();
-  segment_->leave();
+  loans_.leave();
+  segment_.leave();
 }
 
 void SharedCollectives::close() {
   if (std::exchange(closed_, true)) return;
   if (pipeline_) pipeline_->withdraw();
   pipeline_.reset();
-  if (loans_) loans_->close();
-  if (segment_) segment_->close();
+  loans_.close();
+  segment_.close();
   rpc_->context()->engine().loop().remove(*this);
 }
 
@@ -92,7 +61,7 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   if (outdated_) return;
   if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
   if (may_be_lent(operation)) {
-    operation.lent = loans_->place(operation.inputs.front().data(), operation.output.size());
+    operation.lent = loans_.place(operation.inputs.front().data(), operation.output.size());
   }
   pipeline_->start(std::move(operation));
   rpc_->context()->engine().loop().wake();
@@ -114,7 +83,7 @@ std::vector<std::string> SharedCollectives::waiting_for() const {
   std::vector<std::string> names;
   if (!pipeline_) return names;
   for (const std::uint32_t rank : pipeline_->waiting_for()) {
-    names.push_back(segment_->members().names[rank]);
+    names.push_back(segment_.members().names[rank]);
   }
   return names;
 }
@@ -138,7 +107,7 @@ bool SharedCollectives::advance() {
   const Time until = io::now() + kStint;
   while (pipeline_->step()) {
     worked = true;
-    for (const std::uint32_t rank : pipeline_->take_wakeups()) segment_->ring(rank);
+    for (const std::uint32_t rank : pipeline_->take_wakeups()) segment_.ring(rank);
     if (!pipeline_->must_look() && io::now() >= until) break;
   }
   return worked;

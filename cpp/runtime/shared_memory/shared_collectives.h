@@ -31,13 +31,13 @@ class SharedCollectives final : public io::Pollable,
 
   // `what` names the operations in warnings, as a plural; `service` carries the messages about the
   // segment.
-  static std::shared_ptr<SharedCollectives> create(std::shared_ptr<RpcPeer> rpc, std::string group,
-                                                   std::string scope, std::string what,
-                                                   rpc::Service service, Events events);
+  SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::string& group,
+                    const std::string& scope, std::string what, rpc::Service service,
+                    Events events);
 
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();
-  void enter(Time now, const Members& members) { segment_->enter(now, members); }
+  void enter(Time now, const Members& members) { segment_.enter(now, members); }
   // If it throws, this rank can take part in no later operation of the epoch either.
   void start(collective::PipelineOperation operation);
   void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
@@ -45,10 +45,10 @@ class SharedCollectives final : public io::Pollable,
   void close();
 
   void tick(Time now) {
-    segment_->tick(now);
-    loans_->take_back_freed();
+    segment_.tick(now);
+    loans_.take_back_freed();
   }
-  Time next_deadline() const { return segment_->next_deadline(); }
+  Time next_deadline() const { return segment_.next_deadline(); }
   // Ranks of the segment; 0: there is none.
   std::uint32_t ranks() const { return pipeline_ ? pipeline_->layout().ranks : 0; }
   // Operations that have ended here have ended at the others too.
@@ -61,8 +61,6 @@ class SharedCollectives final : public io::Pollable,
   void awake() override;
 
  private:
-  SharedCollectives(std::shared_ptr<RpcPeer> rpc, Events events)
-      : rpc_(std::move(rpc)), events_(std::move(events)) {}
   void attach();
   bool advance();
   void take_ended();
@@ -70,8 +68,8 @@ class SharedCollectives final : public io::Pollable,
 
   std::shared_ptr<RpcPeer> rpc_;
   Events events_;
-  std::shared_ptr<HostSegment> segment_;
-  std::shared_ptr<HostLoans> loans_;
+  HostLoans loans_;
+  HostSegment segment_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
   // The others are in a newer epoch. The message about it is in transit, and fails running
   // operations.

@@ -26,12 +26,12 @@ class Member final : public Driven {
     options.transports = std::move(transports);
     rpc = RpcPeer::create(context, std::move(options));
     const Engine::Lock lock = context->lock();
-    shared = SharedCollectives::create(
+    shared = std::make_shared<SharedCollectives>(
         rpc, "test", "", "tests", rpc::Service::collective,
-        {[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
-         [this](std::uint64_t s) { tell([&] { ended.insert(s); }); },
-         [](const collective::SharedPipeline::Sum&) {},
-         [this](const Error& error) { tell([&] { broken = error; }); }});
+        SharedCollectives::Events{[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
+                                  [this](std::uint64_t s) { tell([&] { ended.insert(s); }); },
+                                  [](const collective::SharedPipeline::Sum&) {},
+                                  [this](const Error& error) { tell([&] { broken = error; }); }});
     context->engine().add(*this);
   }
   ~Member() override {
