@@ -14,7 +14,6 @@
 #include "runtime/engine/dump_server.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/flight_recorder.h"
-#include "runtime/engine/interpreter.h"
 #include "runtime/engine/reminder.h"
 #include "runtime/engine/workers.h"
 

@@ -80,23 +80,19 @@ void Workers::call_in_another() {
     work_.notify_one();
   } else if (threads_ - lent_ < limit_ && threads_ < kMostThreads) {
     engine_.handed_over();
-    start_thread();
+    guard([this] { start_thread(); }, [this](const Error& error) { no_thread(error); });
   }
 }
 
 void Workers::start() {
   const Engine::Lock lock = engine_.lock();
-  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
-  ++threads_;
+  start_thread();
 }
 
 void Workers::start_thread() {
-  const auto start = [this] {
-    io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
-    ++threads_;
-    lacks_threads_ = false;
-  };
-  guard(start, [this](const Error& error) { no_thread(error); });
+  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
+  ++threads_;
+  lacks_threads_ = false;
 }
 
 // The next free worker takes the task.

@@ -356,10 +356,6 @@ void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {
   operation_done();
 }
 
-void RpcPeer::tell_who_waited(Awaitable& late) {
-  guard([&] { late.set_detail(context_->who_waited(now_)); }, [](const Error&) {});
-}
-
 void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
   const Handling& entry = handling->second;
   if (entry.returned && (entry.replied || entry.unwanted)) running_.erase(handling);

@@ -16,7 +16,6 @@
 #include "rpc/policy.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/engine/context.h"
-#include "runtime/engine/driven.h"
 #include "runtime/engine/future.h"
 #include "runtime/engine/stream.h"
 #include "runtime/peer/descriptor_exchange.h"
@@ -237,8 +236,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::FillGrant& action);
   void refuse_path(wire::ConnectionId id, const Error& error);
   bool can_bring_to_host(wire::ConnectionId connection, std::span<Buffer> parts);
-  void tell_who_waited(Awaitable& late);
-  void tell_refusal(const std::string& reason);
   void perform(rpc::PassSegments& action);
   void perform(rpc::MapLoan& action);
   void perform(rpc::PeerUp& action);

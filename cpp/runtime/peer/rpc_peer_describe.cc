@@ -1,7 +1,6 @@
 // The state of a peer as text: for moolink dump and for errors of time-outs.
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "base/format.h"

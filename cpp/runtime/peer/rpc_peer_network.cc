@@ -275,7 +275,9 @@ void RpcPeer::perform(rpc::Complete& action) {
   const auto pending = pending_.extract(action.id);
   if (pending.empty()) return;
   Awaitable& outcome = *pending.mapped().outcome;
-  if (error && error->code == ErrorCode::timeout) tell_who_waited(outcome);
+  if (error && error->code == ErrorCode::timeout) {
+    guard([&] { outcome.set_detail(context_->who_waited(now_)); }, [](const Error&) {});
+  }
   outcome.complete(std::move(action.result));
 }
 
@@ -339,16 +341,14 @@ void RpcPeer::perform(rpc::FillGrant& action) {
   if (device::block_of(action.bytes) != nullptr) {
     const std::string refusal = connection->refusal_of(action.bytes);
     if (!refusal.empty()) {
-      tell_refusal(refusal);
+      if (!std::exchange(told_refusal_, true)) {
+        context_->log(LogLevel::info,
+                      "arrays on CUDA devices go through the host's memory: " + refusal);
+      }
       if (!can_bring_to_host(action.connection, {&action.bytes, 1})) return;
     }
   }
   connection->fill_grant(action.place, std::move(action.bytes));
-}
-
-void RpcPeer::tell_refusal(const std::string& reason) {
-  if (std::exchange(told_refusal_, true)) return;
-  context_->log(LogLevel::info, "arrays on CUDA devices go through the host's memory: " + reason);
 }
 
 bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -157,9 +156,6 @@ std::pair<ReplayStore::View, std::size_t> Replay::view_of(std::uint32_t store,
   return {of.view(), of.columns().at(column).bytes};
 }
 
-Replay::TableEntry& Replay::entry(std::uint32_t table) { return tables_.at(table); }
-const Replay::TableEntry& Replay::entry(std::uint32_t table) const { return tables_.at(table); }
-
 void Replay::require_open() const {
   if (closed_) throw Exception(ErrorCode::closed, "the replay is closed");
 }
@@ -212,7 +208,7 @@ std::vector<replay::Key> Replay::insert(std::uint32_t table, replay::NewItems it
                                         const Waiting& waiting, const Interrupt& interrupt) {
   Lock lock(mutex_);
   require_open();
-  TableEntry& of = entry(table);
+  TableEntry& of = tables_.at(table);
   of.table.check_priorities(items.priorities);
   const ReplayPattern& pattern = patterns_.at(items.pattern);
   if (pattern.width * items.priorities.size() != items.rows.size()) {
@@ -233,7 +229,7 @@ Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadl
   Picked picked;
   Lock lock(mutex_);
   require_open();
-  TableEntry& of = entry(table);
+  TableEntry& of = tables_.at(table);
   require_batch(of, count);
   const replay::Request request = of.table.sample(count);
   wait(lock, of, request, deadline, waiting, interrupt);
@@ -322,13 +318,13 @@ std::size_t Replay::update(std::uint32_t table, std::span<const replay::Key> key
                            std::span<const double> priorities) {
   const Lock lock(mutex_);
   require_open();
-  return entry(table).table.update(keys, priorities);
+  return tables_.at(table).table.update(keys, priorities);
 }
 
 std::size_t Replay::remove(std::uint32_t table, std::span<const replay::Key> keys) {
   const Lock lock(mutex_);
   require_open();
-  TableEntry& of = entry(table);
+  TableEntry& of = tables_.at(table);
   const std::size_t removed = of.table.remove(keys);
   wake(of);
   return removed;
@@ -337,7 +333,7 @@ std::size_t Replay::remove(std::uint32_t table, std::span<const replay::Key> key
 void Replay::reset(std::uint32_t table) {
   const Lock lock(mutex_);
   require_open();
-  TableEntry& of = entry(table);
+  TableEntry& of = tables_.at(table);
   of.table.reset();
   wake(of);
 }
@@ -376,7 +372,7 @@ void Replay::check_state(const replay::TableState& state) const {
 
 void Replay::restore(std::uint32_t table, replay::TableState state) {
   const Lock lock(mutex_);
-  TableEntry& of = entry(table);
+  TableEntry& of = tables_.at(table);
   check_state(state);
   for (const replay::ItemState& item : state.items) {
     of.table.check_priorities({&item.priority, 1});
@@ -390,7 +386,7 @@ void Replay::restore(std::uint32_t table, replay::TableState state) {
 
 Replay::TableStats Replay::table_stats(std::uint32_t table) const {
   const Lock lock(mutex_);
-  const replay::Table& of = entry(table).table;
+  const replay::Table& of = tables_.at(table).table;
   return {of.counts(), of.size(), of.waiting_inserts(), of.waiting_samples()};
 }
 

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -130,8 +129,6 @@ class Replay final : public AtFork {
   // With the bytes of a row of the column.
   std::pair<ReplayStore::View, std::size_t> view_of(std::uint32_t store,
                                                     std::uint32_t column) const;
-  TableEntry& entry(std::uint32_t table);
-  const TableEntry& entry(std::uint32_t table) const;
   void require_open() const;
   void require_same_layout(TableEntry& entry, std::uint32_t pattern);
   // A batch has at most kLargestBatch bytes, or, for items of unknown size, that many items.
