@@ -242,10 +242,7 @@ void Machine::report_have() {
   notice_whether_it_keeps_up();
   Have have{ledger_.have(), ledger_.delivered(), keeps_up_};
   if (mutant("have_before_result")) have.have = known_round_;
-  if (reported_ && reported_->have == have.have && reported_->delivered == have.delivered &&
-      reported_->keeps_up == have.keeps_up) {
-    return;
-  }
+  if (reported_ == have) return;
   reported_ = have;
   send(leader_id_, have);
   crash_point("have.sent");

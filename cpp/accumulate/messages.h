@@ -106,6 +106,8 @@ struct Have {
   std::uint64_t delivered = 0;
   bool keeps_up = false;  // complete, and behind by at most its result slots
 
+  bool operator==(const Have&) const = default;
+
   auto fields() { return std::tie(have, delivered, keeps_up); }
 };
 

@@ -15,6 +15,8 @@ using tensor::DType;
 bool is_bitwise(ReduceOp op) {
   return op == ReduceOp::bit_and || op == ReduceOp::bit_or || op == ReduceOp::bit_xor;
 }
+bool is_by_order(ReduceOp op) { return op == ReduceOp::min || op == ReduceOp::max; }
+
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
 // Conversion of a stored element to the computed value, and back.
@@ -269,21 +271,15 @@ MOOLINK_INLINE void reduce_one_op(const SumTask& task) {
 }
 
 template <class Load, class Store>
-MOOLINK_INLINE void reduce_sum_or_prod(const SumTask& task) {
-  if (task.op == ReduceOp::prod) return reduce_one_op<Load, Store, ReduceOp::prod>(task);
-  reduce_one_op<Load, Store, ReduceOp::sum>(task);
-}
-template <class Load, class Store>
-MOOLINK_INLINE void reduce_min_or_max(const SumTask& task) {
+MOOLINK_INLINE void reduce_by_order(const SumTask& task) {
   if (task.op == ReduceOp::min) return reduce_one_op<Load, Store, ReduceOp::min>(task);
   reduce_one_op<Load, Store, ReduceOp::max>(task);
 }
 template <class Load, class Store>
 MOOLINK_INLINE void reduce_by_op(const SumTask& task) {
-  if (task.op == ReduceOp::min || task.op == ReduceOp::max) {
-    return reduce_min_or_max<Load, Store>(task);
-  }
-  reduce_sum_or_prod<Load, Store>(task);
+  if (is_by_order(task.op)) return reduce_by_order<Load, Store>(task);
+  if (task.op == ReduceOp::prod) return reduce_one_op<Load, Store, ReduceOp::prod>(task);
+  reduce_one_op<Load, Store, ReduceOp::sum>(task);
 }
 
 template <class T>
@@ -292,7 +288,7 @@ MOOLINK_INLINE void reduce_plain(const SumTask& task) {
 }
 template <class T>
 MOOLINK_INLINE void order_plain(const SumTask& task) {
-  reduce_min_or_max<Plain<T>, Plain<T>>(task);
+  reduce_by_order<Plain<T>, Plain<T>>(task);
 }
 
 // Bit operations of all integers, byte by byte.
@@ -353,8 +349,7 @@ void reduce_unsigned(const SumTask& task, Kernel arithmetic) {
   is_bitwise(task.op) ? reduce_bits(task) : arithmetic(task);
 }
 void reduce_signed(const SumTask& task, Kernel order, Kernel arithmetic) {
-  const bool by_order = task.op == ReduceOp::min || task.op == ReduceOp::max;
-  by_order ? order(task) : reduce_unsigned(task, arithmetic);
+  is_by_order(task.op) ? order(task) : reduce_unsigned(task, arithmetic);
 }
 
 template <class Bits>

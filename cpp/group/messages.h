@@ -6,9 +6,11 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "base/time.h"
 #include "group/view.h"
 #include "wire/archive.h"
@@ -114,7 +116,22 @@ struct Recipient {
   std::string group;
   bool broker = false;  // else the member of `group`
 };
+
 // Throws ErrorCode::wire: malformed, or longer than any group needs.
-Recipient recipient_of(std::span<const std::byte> bytes);
+inline Recipient recipient_of(std::span<const std::byte> bytes) {
+  // A view of a hundred thousand members. The broker keeps each member's last announcement.
+  constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  static_assert(std::is_same_v<std::variant_alternative_t<3, decltype(Message::body)>, NewEpoch>,
+                "the messages to the broker come first");
+  if (bytes.size() > kMostBytes) {
+    throw Exception(ErrorCode::wire, "a group's message has " + std::to_string(bytes.size()) +
+                                         " bytes, more than any group needs");
+  }
+  wire::Reader reader(bytes);
+  Recipient recipient;
+  reader(recipient.group);
+  recipient.broker = reader.varint() < 3;
+  return recipient;
+}
 
 }  // namespace moolink::group

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -14,10 +16,28 @@ using Row = std::uint32_t;
 class Rows {
  public:
   // Rows with one reference each, held by the caller. The warmest come first.
-  void take(std::span<Row> rows);
-  void retain(std::span<const Row> rows);
+  void take(std::span<Row> rows) {
+    for (Row& row : rows) {
+      if (free_.empty()) {
+        if (references_.size() > std::numeric_limits<Row>::max()) throw std::bad_alloc();
+        row = static_cast<Row>(references_.size());
+        references_.push_back(1);
+        continue;
+      }
+      row = free_.back();
+      free_.pop_back();
+      references_[row] = 1;
+    }
+  }
+  void retain(std::span<const Row> rows) {
+    for (const Row row : rows) ++references_[row];
+  }
   // Drops a reference of each; a row that is named twice loses two.
-  void release(std::span<const Row> rows);
+  void release(std::span<const Row> rows) {
+    for (const Row row : rows) {
+      if (--references_[row] == 0) free_.push_back(row);
+    }
+  }
 
   std::uint32_t references(Row row) const { return references_[row]; }
   std::size_t rows() const { return references_.size(); }  // ever used

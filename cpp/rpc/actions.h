@@ -197,16 +197,11 @@ struct TriedAddress {
   std::string error;  // of the last try
 };
 
-struct PathState {
-  wire::PathKind kind = wire::PathKind::tcp;
-  bool live = false;        // a connection of this kind carries messages
-  bool in_use = false;      // messages sent now use it
-  std::string address;      // of the peer, as dialled; empty: the peer dialled
-  std::string cipher;       // of TLS; empty: not encrypted
-  Duration silent{};        // live: nothing heard for this long
-  Duration round_trip{-1};  // smoothed; negative: not measured
-  Duration last_round_trip{-1};
-  std::string reason;  // why it is not in use; empty if it is
+struct PathState : session::LinkInfo {
+  bool live = false;    // a connection of this kind carries messages
+  std::string address;  // of the peer, as dialled; empty: the peer dialled
+  std::string cipher;   // of TLS; empty: not encrypted
+  std::string reason;   // why it is not in use; empty if it is
 };
 
 struct Explanation {

@@ -95,11 +95,8 @@ PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
     path.reason = why_not_live(path, peer);
     return path;
   }
+  static_cast<session::LinkInfo&>(path) = *live;
   path.live = true;
-  path.in_use = live->in_use;
-  path.silent = live->silent;
-  path.round_trip = live->round_trip;
-  path.last_round_trip = live->last_round_trip;
   if (const auto found = connections_.find(live->connection); found != connections_.end()) {
     path.address = found->second.dialled;
     path.cipher = found->second.traits.cipher;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/scoped.h"
 #include "base/time.h"
 #include "rpc/actions.h"
 #include "runtime/engine/completions.h"
@@ -28,11 +29,41 @@ class Awaitable {
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if no other thread does; false if the deadline passed.
   // Throws what `interrupt` throws.
-  bool wait(Time deadline, const Engine::Interrupt& interrupt);
+  bool wait(Time deadline, const Engine::Interrupt& interrupt) {
+    if (ready()) return true;
+    Engine::Lock lock = context_->lock();
+    if (ready()) return true;
+    Waiter waiter;
+    waiter.what = what_;
+    waiter.id = id_;
+    const Listed listed(waiters_, waiter);  // the lock is held at an exception, too
+    return context_->wait(lock, waiter, deadline, interrupt);
+  }
   // Passes the token to `completions` when this is ready, or at once if it is.
-  void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token);
+  void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+    const Engine::Lock lock = context_->lock();
+    completions->expect();
+    if (ready()) {
+      completions->add(token);
+    } else {
+      try {
+        watchers_.emplace_back(completions, token);
+      } catch (...) {
+        completions->expect_no_more();
+        throw;
+      }
+      context_->engine().flush();  // a thread waits
+    }
+  }
   // Takes the token back: the event loop does not wait any more.
-  void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token);
+  void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+    if (context_->abandoned()) return;
+    const Engine::Lock lock = context_->lock();
+    const auto taken_back = std::erase_if(watchers_, [&](const auto& watcher) {
+      return watcher.second == token && watcher.first.lock() == completions;
+    });
+    for (std::size_t i = 0; i < taken_back; ++i) completions->expect_no_more();
+  }
 
   // The waits at the time-out, for people; null: it did not time out, or they are unknown.
   const std::shared_ptr<const std::string>& detail() const { return detail_; }
@@ -57,7 +88,14 @@ class Awaitable {
 
   // --- with the engine's lock held
   // Wakes all waiters.
-  void set_ready();
+  void set_ready() {
+    ready_.store(true, std::memory_order_release);
+    for (Waiter* waiter : waiters_) context_->engine().finish(*waiter);
+    for (const auto& [watcher, token] : watchers_) {
+      if (const std::shared_ptr<Completions> completions = watcher.lock()) completions->add(token);
+    }
+    watchers_.clear();
+  }
   void set_unready() { ready_.store(false, std::memory_order_release); }
 
   std::function<void()> cancel_;

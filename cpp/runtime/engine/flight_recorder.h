@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,7 +70,17 @@ class FlightRecorder {
 
   std::uint64_t recorded() const { return recorded_; }
   // The last `most` events of `here` (empty: of all), oldest first.
-  std::vector<FlightEvent> last(std::size_t most, std::string_view here = {}) const;
+  std::vector<FlightEvent> last(std::size_t most, std::string_view here = {}) const {
+    std::vector<FlightEvent> found;
+    const std::size_t held = static_cast<std::size_t>(std::min<std::uint64_t>(recorded_, kEvents));
+    const std::string_view cut = here.substr(0, FlightEvent{}.here.size() - 1);
+    for (std::size_t back = 1; back <= held && found.size() < most; ++back) {
+      const FlightEvent& event = events_[(next_ + kEvents - back) % kEvents];
+      if (here.empty() || cut == event.here.data()) found.push_back(event);
+    }
+    std::reverse(found.begin(), found.end());
+    return found;
+  }
 
  private:
   template <std::size_t size>
@@ -83,6 +96,15 @@ class FlightRecorder {
 };
 
 // "  -1.250 s  learner  handler 17  actor-3  act": times count back from `now`.
-std::string line_of(const FlightEvent& event, Time now);
+inline std::string line_of(const FlightEvent& event, Time now) {
+  char line[192];
+  const double ago = std::chrono::duration<double>(now - event.at).count();
+  std::snprintf(line, sizeof line, "%10.4f s  %s  %s %llu  %s  %s", -ago, event.here.data(),
+                kFlightKinds[event.kind], static_cast<unsigned long long>(event.id),
+                event.peer.data(), event.text.data());
+  std::string text(line);
+  text.erase(text.find_last_not_of(' ') + 1);
+  return text;
+}
 
 }  // namespace moolink::runtime

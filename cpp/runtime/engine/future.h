@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "runtime/engine/awaitable.h"
 
 namespace moolink::runtime {
@@ -14,11 +16,31 @@ class Future final : public Awaitable {
   const rpc::Reply& outcome() const { return outcome_; }
 
   // Asks the peer to stop; the future is done, with CancelledError, when this returns.
-  void cancel();
+  void cancel() {
+    const Engine::Lock lock = context().lock();
+    if (done()) return;
+    if (cancel_) std::exchange(cancel_, nullptr)();
+    complete(Error{
+        .code = ErrorCode::cancelled, .message = "the operation was cancelled", .ran = Ran::maybe});
+  }
   // Runs the task on a worker once the future is done, or at once if it is.
-  void then(Task task);
+  void then(Task task) {
+    const Engine::Lock lock = context().lock();
+    if (done()) {
+      context().workers().submit(std::move(task));
+    } else {
+      tasks_.push_back(std::move(task));
+      context().engine().flush();  // a thread waits
+    }
+  }
 
-  void complete(rpc::Reply outcome) override;
+  void complete(rpc::Reply outcome) override {
+    if (done()) return;
+    outcome_ = std::move(outcome);
+    cancel_ = nullptr;
+    set_ready();
+    context().workers().submit(std::move(tasks_));
+  }
 
  private:
   rpc::Reply outcome_;

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "runtime/engine/awaitable.h"
 
@@ -17,21 +18,50 @@ class Stream final : public Awaitable {
       : Awaitable(std::move(context)), credit_(credit) {}
 
   // The next item. None: it has not arrived yet if ended() is false, else there will be none.
-  std::optional<wire::Payload> take();
+  std::optional<wire::Payload> take() {
+    const Engine::Lock lock = context().lock();
+    if (items_.empty()) return std::nullopt;
+    std::optional<wire::Payload> item(std::move(items_.front()));
+    items_.pop_front();
+    if (items_.empty() && !outcome_) set_unready();
+    // Half of the credit at once: one message for several items, and no pause.
+    if (!outcome_ && ++taken_ * 2 >= credit_) {
+      const auto raise_credit = raise_credit_;  // complete() destroys the member
+      raise_credit(std::exchange(taken_, 0));
+    }
+    return item;
+  }
   // All items have been taken, and the handler has replied or the call has failed.
-  bool ended();
+  bool ended() {
+    const Engine::Lock lock = context().lock();
+    return outcome_.has_value() && items_.empty();
+  }
   // Only after ended().
   const rpc::Reply& outcome() const { return *outcome_; }
   // Tells the handler to stop. Items that have arrived can still be taken.
-  void cancel();
+  void cancel() {
+    if (context().abandoned()) return;  // in a forked child: the call is the parent's
+    const Engine::Lock lock = context().lock();
+    // complete() destroys the function called here.
+    if (!outcome_) std::exchange(cancel_, nullptr)();
+  }
 
   // --- with the engine's lock held
   // How to tell the handler that so many more items may come.
   void on_room(std::function<void(std::uint64_t)> raise_credit) {
     raise_credit_ = std::move(raise_credit);
   }
-  void add(wire::Payload item);
-  void complete(rpc::Reply outcome) override;
+  void add(wire::Payload item) {
+    items_.push_back(std::move(item));
+    if (!ready()) set_ready();
+  }
+  void complete(rpc::Reply outcome) override {
+    if (outcome_) return;
+    outcome_ = std::move(outcome);
+    raise_credit_ = nullptr;
+    cancel_ = nullptr;
+    set_ready();
+  }
 
  private:
   const std::uint64_t credit_;

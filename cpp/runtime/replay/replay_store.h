@@ -1,12 +1,16 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/round_up.h"
 #include "replay/rows.h"
 #include "tensor/dtype.h"
 #include "tensor/layout.h"
@@ -45,16 +49,39 @@ class ReplayStore {
   static constexpr std::size_t kBlockBytes = std::size_t{64} << 20;
 
   // `memory` provides the blocks, and outlives the store.
-  ReplayStore(std::vector<ReplayColumn> columns, Allocator& memory);
+  ReplayStore(std::vector<ReplayColumn> columns, Allocator& memory)
+      : columns_(std::move(columns)), memory_(memory) {
+    const std::size_t fitting = kBlockBytes / std::max<std::size_t>(row_bytes(), 1);
+    shift_ = static_cast<std::size_t>(
+        std::bit_width(std::clamp<std::size_t>(fitting, 1, std::size_t{1} << 20)) - 1);
+    for (const ReplayColumn& column : columns_) {
+      offsets_.push_back(block_bytes_);
+      block_bytes_ += round_up(column.bytes << shift_, 64);
+    }
+    block_bytes_ = std::max<std::size_t>(block_bytes_, 64);
+  }
 
   const std::vector<ReplayColumn>& columns() const { return columns_; }
   replay::Rows& rows() { return rows_; }
   const replay::Rows& rows() const { return rows_; }
   std::size_t bytes() const { return blocks_->size() * block_bytes_; }  // taken from `memory`
-  std::size_t row_bytes() const;
+  std::size_t row_bytes() const {
+    std::size_t bytes = 0;
+    for (const ReplayColumn& column : columns_) bytes += column.bytes;
+    return bytes;
+  }
 
   // Rows with memory; the caller holds a reference to each.
-  std::vector<replay::Row> take(std::size_t count);
+  std::vector<replay::Row> take(std::size_t count) {
+    std::vector<replay::Row> rows(count);
+    while ((blocks_->size() << shift_) < rows_.used() + count) {
+      auto blocks = std::make_shared<View::Blocks>(*blocks_);
+      blocks->push_back(memory_.allocate(block_bytes_));
+      blocks_ = std::move(blocks);
+    }
+    rows_.take(rows);
+    return rows;
+  }
 
   // The places of rows; it stays valid while other threads take rows.
   class View {
