@@ -410,11 +410,8 @@ void AccumulatorPeer::settle(Time now) {
 }
 
 void AccumulatorPeer::carry_out(Time now) {
-  pump_.run([this] { return machine_.take_actions(); },
-            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
-            [&](auto& action, const Error& error) {
-              std::visit([&](auto& which) { end(which, error); }, action);
-            });
+  pump_.run([this] { return machine_.take_actions(); }, [&](auto& action) { perform(now, action); },
+            [&](const auto& action, const Error& error) { end(action, error); });
   runner_->carry_out();
 }
 

@@ -1,7 +1,6 @@
 #include "runtime/group/broker_peer.h"
 
 #include <utility>
-#include <variant>
 
 #include "io/loop.h"
 
@@ -78,8 +77,7 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 }
 
 void BrokerPeer::carry_out() {
-  pump_.run([this] { return broker_.drain(); },
-            [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
+  pump_.run([this] { return broker_.drain(); }, [this](auto& action) { perform(action); },
             [this](auto&, const Error& error) {
               // Members announce themselves again and again, and get an answer each time.
               rpc_->context()->log(LogLevel::error,

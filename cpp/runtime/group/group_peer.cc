@@ -346,8 +346,7 @@ Time GroupPeer::next_deadline() const {
 }
 
 void GroupPeer::carry_out(Time now) {
-  pump_.run([this] { return member_.drain(); },
-            [&](auto& action) { std::visit([&](auto& which) { perform(now, which); }, action); },
+  pump_.run([this] { return member_.drain(); }, [&](auto& action) { perform(now, action); },
             [this](auto&, const Error& error) { start_over(error); });
   wake_waiters();
 }

@@ -1,7 +1,6 @@
 #include "runtime/group/operation_runner.h"
 
 #include <utility>
-#include <variant>
 
 #include "base/barrier.h"
 #include "base/crash_point.h"
@@ -86,10 +85,8 @@ void OperationRunner::carry_out() {
     return closed_ ? std::vector<collective::Engine::Action>() : engine_.take_actions();
   };
   pump_.run(
-      take, [this](auto& action) { std::visit([this](auto& which) { perform(which); }, action); },
-      [this](auto& action, const Error& error) {
-        std::visit([&](auto& which) { end(which, error); }, action);
-      });
+      take, [this](auto& action) { perform(action); },
+      [this](const auto& action, const Error& error) { end(action, error); });
 }
 
 void OperationRunner::perform(collective::Engine::Send& action) {

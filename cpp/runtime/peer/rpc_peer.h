@@ -220,7 +220,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void shared(transport::Connection& connection, const Uid& key,
               std::vector<Descriptor> descriptors) override;
 
-  void carry_out();
   void ask_for_more();
   void perform(rpc::Write& action);
   void perform(rpc::RunHandler& action);
@@ -244,8 +243,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed& action);
-  // rpc_peer_ends.cc: ends the operation of an action that failed.
-  void end(rpc::Action& action, const Error& error);
+  // rpc_peer_ends.cc: carries out the actions; ends the operation of one that failed.
+  void carry_out();
   void end(const rpc::RunHandler& action, const Error& error);
   void end(const rpc::StreamItem& action, const Error& error);
   void end(const rpc::CreditRaised& action, const Error& error);

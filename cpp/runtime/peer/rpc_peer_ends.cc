@@ -1,4 +1,4 @@
-// Ends: of failed actions, and of the peer.
+// The actions of the Node, the ends of those that failed, and the end of the peer.
 
 #include <algorithm>
 #include <utility>
@@ -15,21 +15,26 @@ constexpr Duration kCloseMargin = milliseconds(500);
 
 }  // namespace
 
-// --- failed actions
+// --- actions of the Node, and those that fail
 
-void RpcPeer::end(rpc::Action& action, const Error& error) {
-  std::visit(
-      [&](auto& which) {
-        if constexpr (requires { which.connection; }) {
-          refuse_path(which.connection, error);  // lost frames go over the next one
-        } else if constexpr (requires { end(which, error); }) {
-          end(which, error);
+void RpcPeer::carry_out() {
+  const auto take = [this]() -> std::vector<rpc::Action>& {
+    ask_for_more();
+    node_.drain(actions_);
+    return actions_;
+  };
+  pump_.run(
+      take, [this](auto& action) { perform(action); },
+      [this](const auto& action, const Error& error) {
+        if constexpr (requires { action.connection; }) {
+          refuse_path(action.connection, error);  // lost frames go over the next one
+        } else if constexpr (requires { this->end(action, error); }) {
+          end(action, error);
         } else {
           context_->log(LogLevel::error,
                         "peer '" + node_.name() + "' went on after an error: " + error.message);
         }
-      },
-      action);
+      });
 }
 
 void RpcPeer::end(const rpc::RunHandler& action, const Error& error) {

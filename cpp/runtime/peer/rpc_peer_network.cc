@@ -179,18 +179,6 @@ void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
 
 // --- actions of the Node
 
-void RpcPeer::carry_out() {
-  const auto take = [this]() -> std::vector<rpc::Action>& {
-    ask_for_more();
-    node_.drain(actions_);
-    return actions_;
-  };
-  pump_.run(
-      take,
-      [this](rpc::Action& action) { std::visit([this](auto& which) { perform(which); }, action); },
-      [this](rpc::Action& action, const Error& error) { end(action, error); });
-}
-
 // A session writes two chunks at a time and waits for room. The transport reports room when its
 // queue has run low; while the queue has never been full, this function does.
 void RpcPeer::ask_for_more() {

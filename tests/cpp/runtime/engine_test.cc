@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "check.h"
@@ -75,12 +76,13 @@ TEST("a tick that throws is told, keeps no other from its tick and comes out of 
 }
 
 TEST("an action that throws ends what it is for, and the rest are carried out in order") {
-  std::vector<std::vector<int>> batches{{1, 2, 3}, {4}};
+  using Actions = std::vector<std::variant<int>>;
+  std::vector<Actions> batches{{1, 2, 3}, {4}};
   std::vector<int> done;
   std::vector<std::pair<int, std::string>> ended;
   ActionPump pump;
   std::size_t taken = 0;
-  const auto take = [&] { return taken < batches.size() ? batches[taken++] : std::vector<int>(); };
+  const auto take = [&] { return taken < batches.size() ? batches[taken++] : Actions(); };
   std::function<void()> run;
   run = [&] {
     pump.run(
