@@ -64,10 +64,6 @@ void Leader::have(const Uid& from, const Have& have) {
   member->second.keeps_up = have.keeps_up;
 }
 
-bool Leader::enough(std::int64_t virtual_batch_size) const {
-  return queued_batch_ > 0 && queued_batch_ >= virtual_batch_size;
-}
-
 bool Leader::is_full(const Member& member) const {
   if (mutant("ignore_result_slots")) return false;
   const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;

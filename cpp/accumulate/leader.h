@@ -98,7 +98,9 @@ class Leader {
     std::size_t bytes = 0;
   };
 
-  bool enough(std::int64_t virtual_batch_size) const;
+  bool enough(std::int64_t virtual_batch_size) const {
+    return queued_batch_ > 0 && queued_batch_ >= virtual_batch_size;
+  }
   bool is_full(const Member& member) const;
   template <class Which>
   std::vector<Uid> those(const Which& which) const;

@@ -158,10 +158,6 @@ void Machine::send(const Uid& to, Message message, std::vector<Buffer> parts) {
       Send{to, name_of(to), kAccumulateService, {wire::encode(envelope), std::move(parts)}});
 }
 
-void Machine::broadcast(const Message& message) {
-  for (const group::MemberInfo& member : view_.members) send(member.instance, message);
-}
-
 void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                             std::vector<Buffer> parts) {
   lie_in(message);
@@ -186,10 +182,6 @@ void Machine::wake() {
   if (actions_.empty() || !std::holds_alternative<Wake>(actions_.back())) {
     actions_.push_back(Wake{});
   }
-}
-
-void Machine::log(LogLevel level, std::string text) {
-  actions_.push_back(Log{level, std::move(text)});
 }
 
 // --- what the user sees --------------------------------------------------------------------------

@@ -259,7 +259,9 @@ class Machine {
   void replay_early();
   void handle_kept(Time now, Inbound inbound);
   void send(const Uid& to, Message message, std::vector<Buffer> parts = {});
-  void broadcast(const Message& message);
+  void broadcast(const Message& message) {
+    for (const group::MemberInfo& member : view_.members) send(member.instance, message);
+  }
   void send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                      std::vector<Buffer> parts = {});
   std::string explain_change() const;
@@ -267,7 +269,7 @@ class Machine {
   const std::string& name_of(const Uid& instance) const;
   std::vector<std::string> names_of(const std::vector<Uid>& instances) const;
   void wake();
-  void log(LogLevel level, std::string text);
+  void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
 
   // machine_epochs.cc: from a view to an active epoch
   void enter(const group::View& view);
@@ -290,7 +292,9 @@ class Machine {
   void on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Ready& ready, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Go& go, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Move& move, const std::vector<Buffer>& parts);
+  void on(Time, const Uid& from, const Move& move, const std::vector<Buffer>&) {
+    if (from == leader_id_) move_to_ = std::max(move_to_, move.next);
+  }
   void on(Time now, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const FetchedResult& got, const std::vector<Buffer>& parts);
 
@@ -304,13 +308,19 @@ class Machine {
   void send_offer(std::uint64_t k);
   std::int64_t share() const;
   Settings own_settings() const;
-  Settings settings() const;
+  Settings settings() const {
+    return leader_ || !leaders_settings_ ? own_settings() : *leaders_settings_;
+  }
   std::string difference(const Settings& leaders) const;
   void watch_settings();
-  void on(Time now, const Uid& from, const Offer& offer, const std::vector<Buffer>& parts);
+  void on(Time, const Uid& from, const Offer& offer, const std::vector<Buffer>&) {
+    if (leader_) leader_->offer(from, offer);
+  }
   void on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Have& have, const std::vector<Buffer>& parts);
+  void on(Time, const Uid& from, const Have& have, const std::vector<Buffer>&) {
+    if (leader_) leader_->have(from, have);
+  }
   void on(Time now, const Uid& from, const Stable& stable, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Checksum& checksum, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Diverged& diverged, const std::vector<Buffer>& parts);
@@ -331,18 +341,24 @@ class Machine {
   void give_chunk(std::uint32_t chunk);
   void finish_fetch_when_complete();
   void received_snapshot(Time now, const Uid& from, const wire::Payload& payload);
-  void on(Time now, const Uid& from, const RequestState& request, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const RequestState&, const std::vector<Buffer>&) {
+    if (leader_) leader_->request_state(now, from);
+  }
   void on(Time now, const Uid& from, const SnapshotPromised& promised,
           const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const SnapshotReady& ready, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const SnapshotComplete& complete,
           const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>& parts);
+  void on(Time, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>&) {
+    if (from == leader_id_) held_.erase(over.id);
+  }
   void on(Time now, const Uid& from, const FetchInfo& fetch, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>& parts);
   void on(Time now, const Uid& from, const Chunk& chunk, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>& parts);
+  void on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>&) {
+    if (fetch_ && fetch_->id() == gone.id) next_parent(now, from);
+  }
 
   Config config_;
   std::vector<Action> actions_;

@@ -39,10 +39,6 @@ void Machine::enter_pending_when_due(Time now) {
   enter(group::View(*pending_view_));
 }
 
-void Machine::on(Time, const Uid& from, const Move& move, const std::vector<Buffer>&) {
-  if (from == leader_id_) move_to_ = std::max(move_to_, move.next);
-}
-
 void Machine::evicted(Time now) {
   if (phase_ == Phase::outside) return;
   leave_epoch();

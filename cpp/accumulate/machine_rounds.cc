@@ -56,10 +56,6 @@ Settings Machine::own_settings() const {
           std::max<std::uint32_t>(1, config_.parallel_gradients)};
 }
 
-Settings Machine::settings() const {
-  return leader_ || !leaders_settings_ ? own_settings() : *leaders_settings_;
-}
-
 void Machine::on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>&) {
   const bool possible =
       settings.virtual_batch_size >= 1 && settings.virtual_batch_size <= kLargestBatch &&
@@ -176,10 +172,6 @@ void Machine::checksum(Time now, std::uint64_t round, std::uint64_t value) {
 
 // --- rounds --------------------------------------------------------------------------------------
 
-void Machine::on(Time, const Uid& from, const Offer& offer, const std::vector<Buffer>&) {
-  if (leader_) leader_->offer(from, offer);
-}
-
 void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
   const RoundRecord& record = cut.record;
   const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
@@ -253,10 +245,6 @@ void Machine::catch_up_when_cuts_were_ignored() {
   if (!cuts_ignored_ || ledger_.have() < known_round_) return;
   cuts_ignored_ = false;
   ask_for_view(config_.instance, "it was left behind by too many rounds");
-}
-
-void Machine::on(Time, const Uid& from, const Have& have, const std::vector<Buffer>&) {
-  if (leader_) leader_->have(from, have);
 }
 
 void Machine::on(Time, const Uid& from, const Stable& stable, const std::vector<Buffer>&) {

@@ -54,10 +54,6 @@ void Machine::set_state(Time now, wire::Payload state) {
   settle(now);
 }
 
-void Machine::on(Time now, const Uid& from, const RequestState&, const std::vector<Buffer>&) {
-  if (leader_) leader_->request_state(now, from);
-}
-
 void Machine::on(Time, const Uid& from, const SnapshotComplete& complete,
                  const std::vector<Buffer>&) {
   if (leader_ && leader_->snapshot_complete(from, complete.id)) {
@@ -103,10 +99,6 @@ void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
   fetch_->set_parents(now, ready.parents);
   finish_fetch_when_complete();
   pump_fetch(now);
-}
-
-void Machine::on(Time, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>&) {
-  if (from == leader_id_) held_.erase(over.id);
 }
 
 // A newcomer whose user does not take the state, or applies rounds slower than they are made,
@@ -293,10 +285,6 @@ void Machine::give_chunk(std::uint32_t chunk) {
     send_snapshot(instance, Chunk{fetch_->id(), chunk}, {fetch_->chunk(chunk)});
   }
   children_.erase(waiting);
-}
-
-void Machine::on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>&) {
-  if (fetch_ && fetch_->id() == gone.id) next_parent(now, from);
 }
 
 }  // namespace moolink::accumulate

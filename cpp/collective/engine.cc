@@ -251,10 +251,6 @@ void Engine::finish(OpId id, Operation& operation, bool unsettled) {
 
 // --- through shared memory
 
-void Engine::use_shared_memory(std::uint64_t epoch) {
-  if (epoch == members_.epoch) shared_ready_ = true;
-}
-
 // Go messages of rank 0 may overtake one another; the pipeline gets operations in order. An
 // operation that has ended here passes through without memory.
 void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {

@@ -107,7 +107,9 @@ class Engine {
   void drop_operations();
 
   // All members of this epoch have attached its pipeline: rank 0 now uses it where possible.
-  void use_shared_memory(std::uint64_t epoch);
+  void use_shared_memory(std::uint64_t epoch) {
+    if (epoch == members_.epoch) shared_ready_ = true;
+  }
 
   // A collective of blocks of `spec.count()` elements. Every member in spec.contributors (empty:
   // all) passes one or more equally long inputs, others pass none. Inputs are read until Done and

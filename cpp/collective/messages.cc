@@ -27,10 +27,6 @@ std::uint64_t OpSpec::byte_size() const {
   return *bytes;
 }
 
-Passage OpSpec::passage(std::size_t members) const {
-  return {kind, root, static_cast<std::uint32_t>(members), tensor::item_size(dtype), count()};
-}
-
 bool OpSpec::contributes(std::uint32_t rank) const {
   return contributors.empty() || std::binary_search(contributors.begin(), contributors.end(), rank);
 }

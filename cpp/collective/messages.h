@@ -34,7 +34,9 @@ struct OpSpec {
 
   std::uint64_t count() const;      // elements; throws Exception{invalid_argument}
   std::uint64_t byte_size() const;  // the same
-  Passage passage(std::size_t members) const;
+  Passage passage(std::size_t members) const {
+    return {kind, root, static_cast<std::uint32_t>(members), tensor::item_size(dtype), count()};
+  }
   bool contributes(std::uint32_t rank) const;
   bool adds() const { return op == ReduceOp::sum || op == ReduceOp::mean; }
   std::string text() const;  // "sum of float32 (3, 4)"

@@ -118,10 +118,6 @@ void Operation::use_shared_memory(std::uint64_t number) {
   if (shares_hosts()) exchange_among_hosts();
 }
 
-void Operation::passed() {
-  if (!error_) effects_.finished = true;
-}
-
 void Operation::use_messages() {
   uses_messages_ = true;
   if (is_sliced()) {

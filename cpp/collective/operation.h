@@ -115,7 +115,9 @@ class Operation {
   // Rank 0's decision: a number in shared memory, or 0 for messages.
   void go(std::uint64_t shared);
   // It has passed through shared memory.
-  void passed();
+  void passed() {
+    if (!error_) effects_.finished = true;
+  }
   // This host's sum of this member's slice of a chunk.
   void summed_here(std::uint32_t chunk, Buffer sum);
   void received(std::uint32_t from, const decltype(Frame::content)& content,
@@ -189,7 +191,9 @@ class Operation {
   void exchange_among_members();
   void exchange_among_hosts();
   static Passage passage_of_host(const OpSpec& spec, const Hosts& hosts, std::uint32_t host);
-  Passage passage_of_host() const;
+  Passage passage_of_host() const {
+    return passage_of_host(*spec(), *place_.hosts, place_.hosts->of[place_.rank]);
+  }
   Range slice_of(std::uint32_t lane, std::uint64_t chunk) const;
   bool is_guest() const { return shares_hosts() && place_.hosts->is_guest(place_.rank); }
   void await_results();

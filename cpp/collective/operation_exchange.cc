@@ -19,10 +19,6 @@ Passage Operation::passage_of_host(const OpSpec& spec, const Hosts& hosts, std::
   return passage;
 }
 
-Passage Operation::passage_of_host() const {
-  return passage_of_host(*spec(), *place_.hosts, place_.hosts->of[place_.rank]);
-}
-
 PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t members,
                                                 const Hosts* hosts, std::uint32_t rank) {
   PipelineOperation operation;

@@ -25,10 +25,6 @@ bool PipelineOperation::contributes(std::uint32_t rank) const {
   return !contributors || std::ranges::binary_search(*contributors, rank);
 }
 
-bool PipelineOperation::in_place() const {
-  return inputs.size() == 1 && !output.empty() && inputs.front().data() == output.data();
-}
-
 // FNV-1a over words.
 std::uint64_t PipelineOperation::fingerprint() const {
   std::uint64_t hash = 0xcbf29ce484222325ULL;

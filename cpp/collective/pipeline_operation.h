@@ -42,7 +42,9 @@ struct PipelineOperation {
 
   bool contributes(std::uint32_t rank) const;
   // The output is the only input's memory.
-  bool in_place() const;
+  bool in_place() const {
+    return inputs.size() == 1 && !output.empty() && inputs.front().data() == output.data();
+  }
   // A hash of all that the ranks must agree on.
   std::uint64_t fingerprint() const;
 };

@@ -28,8 +28,6 @@ void SharedPipeline::look_for_sleepers() {
   }
 }
 
-std::vector<std::uint32_t> SharedPipeline::take_wakeups() { return std::exchange(wakeups_, {}); }
-
 bool SharedPipeline::announce_sleep() {
   if (running_.empty()) return false;
   std::array<std::uint64_t, 3> wanted{};
@@ -61,7 +59,5 @@ bool SharedPipeline::may_sleep() {
   return !must_look_ && !may_end() &&
          std::ranges::none_of(std::array{kTake, kReduce, kSum, kPut}, ready);
 }
-
-void SharedPipeline::awake() { segment_.words(rank_).asleep.store(0, std::memory_order_relaxed); }
 
 }  // namespace moolink::collective

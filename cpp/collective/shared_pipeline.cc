@@ -85,10 +85,6 @@ void SharedPipeline::withdraw() {
   }
 }
 
-std::vector<SharedPipeline::Ended> SharedPipeline::take_ended() {
-  return std::exchange(ended_, {});
-}
-
 void SharedPipeline::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {
   for (Running& running : running_) {
     if (running.operation.s != s || running.operation.abandoned) continue;
@@ -96,8 +92,6 @@ void SharedPipeline::publish(std::uint64_t s, std::uint32_t chunk, Buffer result
     return;
   }
 }
-
-void SharedPipeline::give_up() { segment_.words(rank_).left.store(1, std::memory_order_seq_cst); }
 
 bool SharedPipeline::given_up() const {
   return !mutant("tell_of_what_was_given_up") && segment_.is_left();
@@ -201,10 +195,6 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
       break;
   }
   return needs;
-}
-
-bool SharedPipeline::is_met(const Need& need) const {
-  return need.chunk == 0 || segment_.least(need.word) >= need.chunk;
 }
 
 bool SharedPipeline::is_ready(Stage stage) {

@@ -58,23 +58,23 @@ class SharedPipeline {
   // one has started a different operation.
   bool step();
   // Operations that have ended here, in their order.
-  std::vector<Ended> take_ended();
+  std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
   // Sums of exchanged operations. No sum includes an abandoned input.
   std::vector<Sum> take_sums() { return std::exchange(sums_, {}); }
   // The result of a Sum over all hosts. Ignored if the operation was abandoned here.
   void publish(std::uint64_t s, std::uint32_t chunk, Buffer result);
 
   // This rank is in a newer epoch: operations that end after this are discarded.
-  void give_up();
+  void give_up() { segment_.words(rank_).left.store(1, std::memory_order_seq_cst); }
   bool given_up() const;
 
   // Ranks that wait for a store of this rank: ring their doorbells. Empties the list.
-  std::vector<std::uint32_t> take_wakeups();
+  std::vector<std::uint32_t> take_wakeups() { return std::exchange(wakeups_, {}); }
   // Sleeping: announce, look once more, and sleep until the doorbell rings only if there is nothing
   // to do. announce_sleep() returns whether this rank waits for any other at all.
   bool announce_sleep();
   bool may_sleep();
-  void awake();
+  void awake() { segment_.words(rank_).asleep.store(0, std::memory_order_relaxed); }
 
   bool idle() const { return running_.empty(); }
   // No rank needs anything more from this one for the operations started here.
@@ -123,7 +123,9 @@ class SharedPipeline {
   bool follows(Stage stage, std::uint64_t chunk) const;
   void skip_sums();
   Needs needs(Stage stage);
-  bool is_met(const Need& need) const;
+  bool is_met(const Need& need) const {
+    return need.chunk == 0 || segment_.least(need.word) >= need.chunk;
+  }
   bool is_ready(Stage stage);
   void advance(Stage stage);
   bool do_part(Stage stage, Running& running, const Cursor& cursor);

@@ -19,8 +19,6 @@ Broker::Broker(BrokerConfig config, std::uint64_t seed, Time now)
 
 Broker::~Broker() = default;
 
-std::vector<Broker::Action> Broker::drain() { return std::exchange(actions_, {}); }
-
 void Broker::notice(Time now) {
   if (now > next_tick_ + config_.late) armed_at_ = now + config_.disarmed;
   next_tick_ = std::max(next_tick_, now);

@@ -66,7 +66,7 @@ class Broker {
   // A message of service 2 for a broker (recipient_of). Throws ErrorCode::wire if malformed.
   void received(Time now, const Uid& from, std::span<const std::byte> bytes);
 
-  std::vector<Action> drain();
+  std::vector<Action> drain() { return std::exchange(actions_, {}); }
 
   // For the status page and tests, in order of name.
   std::vector<std::string> groups() const;

@@ -14,8 +14,6 @@ Member::Member(MemberConfig config, Time now)
       next_tick_(now + config_.announce_every),
       armed_at_(now) {}
 
-std::vector<Member::Action> Member::drain() { return std::exchange(actions_, {}); }
-
 // Every event passes here first: a machine that was not run in time (a stopped process, a starved
 // reactor) cannot tell its own silence from that of others.
 void Member::notice(Time now) {
@@ -322,10 +320,6 @@ std::string Member::waiting_for() const {
     }
   }
   return {};
-}
-
-void Member::say(LogLevel level, std::string text) {
-  actions_.push_back(Log{level, "group '" + config_.group + "': " + std::move(text)});
 }
 
 }  // namespace moolink::group

@@ -106,7 +106,7 @@ class Member {
   FrameEpoch check_frame(Time now, const Uid& from, std::string_view from_name,
                          std::uint64_t epoch);
 
-  std::vector<Action> drain();
+  std::vector<Action> drain() { return std::exchange(actions_, {}); }
 
   const View& active_view() const { return active_; }  // empty: none
   const View& view() const { return view_; }           // the newest one, perhaps pending
@@ -135,7 +135,9 @@ class Member {
   bool believes(const Uid& from, const View& view) const;
   void on_view(Time now, const Uid& from, const View& view, Duration lineage_age);
   void evicted(Time now, std::string_view why);
-  void say(LogLevel level, std::string text);
+  void say(LogLevel level, std::string text) {
+    actions_.push_back(Log{level, "group '" + config_.group + "': " + std::move(text)});
+  }
 
   MemberConfig config_;
   View view_;

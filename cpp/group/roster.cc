@@ -92,8 +92,6 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   decide(timing);
 }
 
-void Roster::tick(const Timing& timing) { decide(timing); }
-
 // ---- decisions
 
 void Roster::decide(const Timing& timing) {
@@ -257,14 +255,6 @@ void Roster::publish(const Timing& timing, const std::vector<MemberInfo>& evicte
     send(member.instance, member.name, bytes);
   }
   for (const MemberInfo& member : evicted) send(member.instance, member.name, bytes);
-}
-
-void Roster::send(const Uid& instance, const std::string& name, Buffer bytes) {
-  actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
-}
-
-void Roster::say(LogLevel level, std::string text) {
-  actions_.push_back(Broker::Log{level, "group '" + group_ + "': " + std::move(text)});
 }
 
 }  // namespace moolink::group

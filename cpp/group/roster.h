@@ -40,7 +40,7 @@ class Roster {
   void left(const Timing& timing, const Uid& from);
   void demotion_asked(const Timing& timing, const Uid& from, const Demote& demote);
   void peer_dead(const Timing& timing, const Uid& instance, Down how);
-  void tick(const Timing& timing);
+  void tick(const Timing& timing) { decide(timing); }
 
   const View& view() const { return view_; }
   bool idle() const { return peers_.empty(); }
@@ -67,8 +67,12 @@ class Roster {
   bool changed(const Announce& before, const Announce& after) const;
   void decide(const Timing& timing);
   void forget_silent_outsiders(const Timing& timing);
-  void send(const Uid& instance, const std::string& name, Buffer bytes);
-  void say(LogLevel level, std::string text);
+  void send(const Uid& instance, const std::string& name, Buffer bytes) {
+    actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
+  }
+  void say(LogLevel level, std::string text) {
+    actions_.push_back(Broker::Log{level, "group '" + group_ + "': " + std::move(text)});
+  }
 
   // roster_lineage.cc: the view to continue from
   void end_gathering(const Timing& timing);
@@ -84,7 +88,9 @@ class Roster {
   bool in_view(const Uid& instance) const { return view_.find(instance) != nullptr; }
   bool reachable(const Timing& timing, const Peer& peer) const;
   bool holds_state(const Peer& peer) const;
-  bool may_hold_state(const Peer& peer) const;
+  bool may_hold_state(const Peer& peer) const {
+    return holds_state(peer) || (peer.unheard && peer.last.self.role != Role::observer);
+  }
   bool last_holder(const Timing& timing, const Uid& instance) const;
   void find_gaps();
   void find_replaced(const Timing& timing);

@@ -23,10 +23,6 @@ bool Roster::holds_state(const Peer& peer) const {
          last.epoch >= peer.since;
 }
 
-bool Roster::may_hold_state(const Peer& peer) const {
-  return holds_state(peer) || (peer.unheard && peer.last.self.role != Role::observer);
-}
-
 bool Roster::last_holder(const Timing& timing, const Uid& instance) const {
   if (mutant("evict_last_holder")) return false;
   if (!may_hold_state(peers_.at(instance))) return false;

@@ -33,8 +33,6 @@ Request Table::sample(std::size_t count) {
   return request;
 }
 
-std::vector<Request> Table::take_ended() { return std::exchange(ended_, {}); }
-
 // A withdrawn request lets no request behind it run earlier: what holds one item back holds back
 // every other.
 std::vector<Key> Table::take_inserted(Request request) {
@@ -237,10 +235,6 @@ std::optional<Slot> Table::find(Key key) const {
   if (slot >= items_.size() || !items_[slot].present) return std::nullopt;
   if (key_of(slot) != key && !mutant("forget_generations")) return std::nullopt;
   return slot;
-}
-
-Key Table::key_of(Slot slot) const {
-  return static_cast<Key>(items_[slot].generation) << 32 | static_cast<Key>(slot);
 }
 
 TableState Table::state() const {

@@ -76,7 +76,7 @@ class Table {
   Request insert(NewItems items);
   Request sample(std::size_t count);
   // Requests that have ended since the last call.
-  std::vector<Request> take_ended();
+  std::vector<Request> take_ended() { return std::exchange(ended_, {}); }
   // The outcome of a request: complete once it has ended; before that the request is withdrawn, and
   // the rows of items that were not inserted are released.
   std::vector<Key> take_inserted(Request request);
@@ -132,7 +132,9 @@ class Table {
   void add_pick(Sample& sample, const Choice& choice);
   void remove_slot(Slot slot);
   std::optional<Slot> find(Key key) const;
-  Key key_of(Slot slot) const;
+  Key key_of(Slot slot) const {
+    return static_cast<Key>(items_[slot].generation) << 32 | static_cast<Key>(slot);
+  }
 
   TableOptions options_;
   Random random_;

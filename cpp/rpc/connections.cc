@@ -52,14 +52,6 @@ Connection* Node::find_connection(ConnectionId id) {
   return found == connections_.end() ? nullptr : &found->second;
 }
 
-void Node::log(LogLevel level, std::string text) {
-  actions_.push_back(Log{level, std::move(text)});
-}
-
-void Node::complain(Time now, std::string text) {
-  if (auto line = complaints_.make(now, std::move(text))) log(LogLevel::warning, std::move(*line));
-}
-
 wire::Hello Node::hello() {
   greeted_anyone_ = true;
   wire::Hello hello;
@@ -337,13 +329,6 @@ void Node::warn_once(Time now, const std::string& text) {
   last_warning_ = text;
   warned_at_ = now;
   complain(now, text);
-}
-
-// Whether callers may be told at once that there is no path: true for answers to a dial of this
-// side, or, through shared memory, from a process of the same user. Over tcp any host may connect
-// and refuse under any name; callers then wait until their time-out.
-bool Node::tells_callers(const Connection& connection) {
-  return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
 }
 
 // Calls with no other path to their peer need not wait until their time-out.

@@ -262,10 +262,6 @@ bool Node::answers(Time now, const Peer* peer) const {
   return mutant("no_redial_when_silent") || !peer->session.suspected(now);
 }
 
-Peer* Node::peer_of(const DialTarget& target) const {
-  return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
-}
-
 bool Node::needed(Time now, const DialTarget& target) const {
   if (closing_) return false;
   const Peer* peer = target.wanted_by_user ? find_peer(target.instance) : peer_of(target);

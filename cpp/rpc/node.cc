@@ -50,10 +50,6 @@ std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
   return peer == nullptr ? std::nullopt : peer->session.take_standing(now, bytes);
 }
 
-void Node::end_session(Time now, ConnectionId connection, const Error& reason) {
-  event_of(now, connection, [&](session::Session& session) { session.end(reason, false); });
-}
-
 Uid Node::instance_of(ConnectionId connection) const {
   const auto found = connections_.find(connection);
   const bool known = found != connections_.end() && found->second.peer != nullptr;

@@ -121,7 +121,9 @@ class Node {
                                                                std::uint64_t bytes);
   void closed(Time now, ConnectionId connection, const Error& error);
   // A frame of the session cannot be sent on any path: the session ends, for that reason.
-  void end_session(Time now, ConnectionId connection, const Error& reason);
+  void end_session(Time now, ConnectionId connection, const Error& reason) {
+    event_of(now, connection, [&](session::Session& session) { session.end(reason, false); });
+  }
   // Every message sent to the instance has arrived, or it is not connected.
   bool flushed(const Uid& instance) const;
   // An action from or for that peer failed, whatever the path: the session with it ends at both
@@ -200,14 +202,23 @@ class Node {
   void adopt(Connection& connection, const wire::Hello& theirs);
   void refuse(Time now, Connection& connection, const Objection& objection);
   void warn_once(Time now, const std::string& text);
-  static bool tells_callers(const Connection& connection);
+  // Whether callers may be told at once that there is no path: true for answers to a dial of this
+  // side, or, through shared memory, from a process of the same user. Over tcp any host may connect
+  // and refuse under any name; callers then wait until their time-out.
+  static bool tells_callers(const Connection& connection) {
+    return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
+  }
   void fail_callers(const std::string& address, const std::string& name, Error error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void redial(Time now, DialTarget& target, const Error& error, bool attached);
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
-  void log(LogLevel level, std::string text);
-  void complain(Time now, std::string text);  // about a stranger
+  void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
+  // About a stranger.
+  void complain(Time now, std::string text) {
+    auto line = complaints_.make(now, std::move(text));
+    if (line) log(LogLevel::warning, std::move(*line));
+  }
 
   // peers.cc
   // The exception barrier: an exception of `work` ends the peer's session, here and at the peer.
@@ -266,7 +277,9 @@ class Node {
   void keep_for(Time now, const std::string& name, session::OutgoingMessage message,
                 const Uid& instance, const std::string& scope);
   bool may_ask(const Peer& peer, const Search& search) const;
-  Peer* peer_of(const DialTarget& target) const;
+  Peer* peer_of(const DialTarget& target) const {
+    return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
+  }
   void ask_everybody(Time now, Search& search);
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);

@@ -79,8 +79,6 @@ Engine::Lock Context::lock() {
   return engine_.lock();
 }
 
-Engine::Lock Context::try_lock() { return abandoned() ? Engine::Lock() : engine_.try_lock(); }
-
 bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
                    const Engine::Interrupt& interrupt) {
   if (waiter.done) return true;

@@ -53,7 +53,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   // Takes the engine's lock; throws Exception{closed} in a forked child, where no thread runs.
   Engine::Lock lock();
   // Like lock(), but not held if it would have to wait, or in a forked child.
-  Engine::Lock try_lock();
+  Engine::Lock try_lock() { return abandoned() ? Engine::Lock() : engine_.try_lock(); }
   // Waits until engine().finish(waiter); a worker's slot is lent meanwhile. Logs the reason for a
   // long wait.
   bool wait(Engine::Lock& lock, Waiter& waiter, Time deadline, const Engine::Interrupt& interrupt);

@@ -49,12 +49,6 @@ void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) {
 
 }  // namespace
 
-void Engine::remove(Driven& driven) { std::erase(driven_, &driven); }
-
-void Engine::rearm(Time deadline) {
-  if (role_taken_ && deadline < polling_until_) loop_.wake();
-}
-
 void Engine::finish(Waiter& waiter) {
   waiter.done = true;
   if (!waiter.blocked) {

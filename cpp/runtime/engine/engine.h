@@ -69,9 +69,11 @@ class Engine {
 
   // --- with the lock held
   void add(Driven& driven) { driven_.push_back(&driven); }
-  void remove(Driven& driven);
+  void remove(Driven& driven) { std::erase(driven_, &driven); }
   // After an operation from outside the loop: the polling thread may have to wake earlier.
-  void rearm(Time deadline);
+  void rearm(Time deadline) {
+    if (role_taken_ && deadline < polling_until_) loop_.wake();
+  }
   void finish(Waiter& waiter);
   void describe(Time now, Describe how, std::string& text) const;
   // Sends everything written.

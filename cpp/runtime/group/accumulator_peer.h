@@ -159,20 +159,31 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void perform(Time now, accumulate::Machine::Send& action);
   void perform(Time now, accumulate::Machine::EnterEpoch& action);
   void perform(Time now, accumulate::Machine::Reduce& action);
-  void perform(Time now, accumulate::Machine::Dropped& action);
+  // Sends no message: this peer is out of the group, and will start from another state.
+  void perform(Time, accumulate::Machine::Dropped&) {}
   void perform(Time now, accumulate::Machine::Lost& action);
   void perform(Time now, accumulate::Machine::Divergence& action);
   void perform(Time now, accumulate::Machine::Demote& action);
-  void perform(Time now, accumulate::Machine::Activate& action);
-  void perform(Time now, accumulate::Machine::HasState& action);
-  void perform(Time now, accumulate::Machine::StaleFrame& action);
+  void perform(Time now, accumulate::Machine::Activate& action) {
+    group_->activate(now, *this, action.epoch);
+  }
+  void perform(Time now, accumulate::Machine::HasState& action) {
+    group_->set_has_state(now, *this, action.has_state);
+  }
+  void perform(Time now, accumulate::Machine::StaleFrame& action) {
+    group_->stale_frame(now, action.instance, action.epoch);
+  }
   void perform(Time now, accumulate::Machine::Failed& action);
-  void perform(Time now, accumulate::Machine::Wake& action);
+  void perform(Time, accumulate::Machine::Wake&) { wake(); }
   void perform(Time now, accumulate::Machine::Log& action);
   // After an action fails: a message ends the session, a reduction fails, any other action makes
   // this peer start over.
-  void end(const accumulate::Machine::Send& action, const Error& error);
-  void end(const accumulate::Machine::Reduce& action, const Error& error);
+  void end(const accumulate::Machine::Send& action, const Error& error) {
+    rpc_->fail_peer(action.instance, error);
+  }
+  void end(const accumulate::Machine::Reduce& action, const Error& error) {
+    machine_.reduce_failed(io::now(), action.epoch, action.round, error);
+  }
   template <class Other>
   void end(const Other& /*action*/, const Error& error) {
     group_->start_over(error);

@@ -33,9 +33,6 @@ void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
                   .ran = Ran::maybe});
 }
 
-// Sends no message: this peer is out of the group, and will start from another state.
-void AccumulatorPeer::perform(Time, Machine::Dropped&) {}
-
 void AccumulatorPeer::perform(Time, Machine::Lost& action) {
   std::ranges::move(action.contributions, std::back_inserter(lost_));
 }
@@ -61,24 +58,10 @@ void AccumulatorPeer::perform(Time now, Machine::Demote& action) {
   group_->ask_demotion(now, action.instance);
 }
 
-void AccumulatorPeer::perform(Time now, Machine::Activate& action) {
-  group_->activate(now, *this, action.epoch);
-}
-
-void AccumulatorPeer::perform(Time now, Machine::HasState& action) {
-  group_->set_has_state(now, *this, action.has_state);
-}
-
-void AccumulatorPeer::perform(Time now, Machine::StaleFrame& action) {
-  group_->stale_frame(now, action.instance, action.epoch);
-}
-
 void AccumulatorPeer::perform(Time, Machine::Failed& action) {
   failure_ = std::move(action.error);
   wake();
 }
-
-void AccumulatorPeer::perform(Time, Machine::Wake&) { wake(); }
 
 void AccumulatorPeer::perform(Time, Machine::Log& action) {
   rpc_->context()->log(action.level, "accumulator '" + scope_ + "': " + action.text);
@@ -135,14 +118,6 @@ void AccumulatorPeer::fail_reductions(const Error& error) {
   for (const auto& [key, failed] : std::exchange(reductions_, {})) {
     not_reduced(failed.epoch, failed.round, error);
   }
-}
-
-void AccumulatorPeer::end(const Machine::Send& action, const Error& error) {
-  rpc_->fail_peer(action.instance, error);
-}
-
-void AccumulatorPeer::end(const Machine::Reduce& action, const Error& error) {
-  machine_.reduce_failed(io::now(), action.epoch, action.round, error);
 }
 
 void AccumulatorPeer::section_done(collective::Engine::Done done) {

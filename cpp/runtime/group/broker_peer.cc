@@ -90,8 +90,4 @@ void BrokerPeer::perform(group::Broker::Send& action) {
                         action.group);
 }
 
-void BrokerPeer::perform(group::Broker::Log& action) {
-  rpc_->context()->log(action.level, std::move(action.text));
-}
-
 }  // namespace moolink::runtime

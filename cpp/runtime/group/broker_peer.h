@@ -35,7 +35,9 @@ class BrokerPeer final : public Driven, private PeerObserver {
   void peer_down(const rpc::PeerDown& peer) override;
   void carry_out();
   void perform(group::Broker::Send& action);
-  void perform(group::Broker::Log& action);
+  void perform(group::Broker::Log& action) {
+    rpc_->context()->log(action.level, std::move(action.text));
+  }
   void forget();
 
   std::shared_ptr<RpcPeer> rpc_;

@@ -160,11 +160,6 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   return done;
 }
 
-// Also true if update() would throw, so that a waiting thread gets the error.
-bool GroupPeer::has_members(std::size_t count) const {
-  return closed_ || refusal_ || member_.active_view().members.size() >= count;
-}
-
 void GroupPeer::wake_waiters() {
   for (MembersWaiter* waiting : waiters_) {
     if (has_members(waiting->count)) rpc_->context()->engine().finish(waiting->waiter);
@@ -225,11 +220,6 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
     member_.broker_down(now);
   }
   lost_session(now, peer.instance, peer.how);
-}
-
-// As if a session with it had been lost.
-void GroupPeer::undelivered(const Uid& instance) {
-  lost_session(io::now(), instance, group::Down::unreachable);
 }
 
 void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
@@ -375,10 +365,6 @@ void GroupPeer::perform(Time now, group::Member::Evicted&) {
   for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
 }
 
-void GroupPeer::perform(Time, group::Member::Log& action) {
-  rpc_->context()->log(action.level, std::move(action.text));
-}
-
 // Deferred to tick(): a machine may be in the middle of an event now.
 void GroupPeer::start_over(const Error& error) noexcept {
   if (closed_ || std::exchange(starts_over_, true)) return;
@@ -426,9 +412,6 @@ void GroupPeer::enter_in_time(Time now, const group::View& view) {
   if (!next_) enter_by_ = now + kLastOperations;
   next_ = view;
 }
-
-// Others on this host may still take the results of operations that have ended here.
-bool GroupPeer::nothing_runs() const { return running_.empty() && runner_->ended_everywhere(); }
 
 // Operations now run among the members of `view`.
 void GroupPeer::enter(group::View view) {

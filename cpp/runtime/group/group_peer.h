@@ -125,7 +125,10 @@ class GroupPeer final : public Driven, private PeerObserver {
   bool is_broker(const std::string& name, const Uid& instance, const std::string& scope);
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
-  void undelivered(const Uid& instance) override;
+  // As if a session with it had been lost.
+  void undelivered(const Uid& instance) override {
+    lost_session(io::now(), instance, group::Down::unreachable);
+  }
   void lost_session(Time now, const Uid& instance, group::Down how);
   void refused(const rpc::Refused& refusal) override;
   void failed(const Error& error) override { start_over(error); }
@@ -136,14 +139,19 @@ class GroupPeer final : public Driven, private PeerObserver {
     Waiter waiter;
   };
 
-  bool has_members(std::size_t count) const;
+  // Also true if update() would throw, so that a waiting thread gets the error.
+  bool has_members(std::size_t count) const {
+    return closed_ || refusal_ || member_.active_view().members.size() >= count;
+  }
   void wake_waiters();
   void carry_out(Time now);
   void perform(Time now, group::Member::SendToBroker& action);
   void perform(Time now, group::Member::SendToMember& action);
   void perform(Time now, group::Member::NewView& action);
   void perform(Time now, group::Member::Evicted& action);
-  void perform(Time now, group::Member::Log& action);
+  void perform(Time, group::Member::Log& action) {
+    rpc_->context()->log(action.level, std::move(action.text));
+  }
   void rejoin(Time now);
   void settle(Time now);
   void register_services();
@@ -154,7 +162,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   void remind(Time now);
   std::string explain(Time now) const;
   std::string how_to_reach_the_broker(Time now) const;
-  bool nothing_runs() const;
+  // Others on this host may still take the results of operations that have ended here.
+  bool nothing_runs() const { return running_.empty() && runner_->ended_everywhere(); }
   void enter_in_time(Time now, const group::View& view);
   void enter(group::View view);
   void enter_newest(const std::string& operation, bool retry);

@@ -134,28 +134,10 @@ void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
   });
 }
 
-// Other actions belong to an operation, which fails at all members.
-void OperationRunner::end(const collective::Engine::Send& action, const Error& error) {
-  rpc_->fail_peer(action.instance, error);
-}
-
 void OperationRunner::end(const collective::Engine::Sum& action, const Error& error) {
   // An operation whose result is being put in its place cannot be cancelled any more.
   if (action.slice == collective::kResult) return events_.broken(error);
   engine_.cancel(action.op, error);
-}
-
-void OperationRunner::end(const collective::Engine::Combine& action, const Error& error) {
-  engine_.cancel(action.op, error);
-}
-
-// The operations of a segment pass in one order at all ranks: this one cannot leave one out.
-void OperationRunner::end(const collective::Engine::Pass& /*action*/, const Error& error) {
-  events_.disagreed(error);
-}
-
-void OperationRunner::end(const collective::Engine::Publish& action, const Error& error) {
-  engine_.failed(action.s, error);
 }
 
 }  // namespace moolink::runtime

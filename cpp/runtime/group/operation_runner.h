@@ -68,11 +68,19 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
   void submit_sum(const collective::Engine::Sum& action);
   void no_thread(const Error& error);
-  void end(const collective::Engine::Send& action, const Error& error);
+  // Other actions belong to an operation, which fails at all members.
+  void end(const collective::Engine::Send& action, const Error& error) {
+    rpc_->fail_peer(action.instance, error);
+  }
   void end(const collective::Engine::Sum& action, const Error& error);
-  void end(const collective::Engine::Combine& action, const Error& error);
-  void end(const collective::Engine::Pass& action, const Error& error);
-  void end(const collective::Engine::Publish& action, const Error& error);
+  void end(const collective::Engine::Combine& action, const Error& error) {
+    engine_.cancel(action.op, error);
+  }
+  // The operations of a segment pass in one order at all ranks: this one cannot leave one out.
+  void end(const collective::Engine::Pass&, const Error& error) { events_.disagreed(error); }
+  void end(const collective::Engine::Publish& action, const Error& error) {
+    engine_.failed(action.s, error);
+  }
   void end(const collective::Engine::Abandon&, const Error&) {}
   void end(const collective::Engine::Done&, const Error&) {}  // its owner reports it
 

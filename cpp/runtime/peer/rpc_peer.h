@@ -217,8 +217,10 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override;
   void writable(transport::Connection& connection) override;
   void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
-  void shared(transport::Connection& connection, const Uid& key,
-              std::vector<Descriptor> descriptors) override;
+  void shared(transport::Connection&, const Uid& key,
+              std::vector<Descriptor> descriptors) override {
+    descriptors_.arrived(key, std::move(descriptors));
+  }
 
   void ask_for_more();
   void perform(rpc::Write& action);
@@ -229,7 +231,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::ServiceMessage& action);
   void perform(rpc::CancelHandler& action);
   void perform(rpc::Dial& action);
-  void perform(rpc::Establish& action);
+  void perform(rpc::Establish& action) {
+    if (transport::Connection* connection = find(action.connection)) connection->establish();
+  }
   void perform(rpc::CloseConnection& action);
   void perform(rpc::AllocateGrant& action);
   void perform(rpc::FillGrant& action);
@@ -241,15 +245,24 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::PeerDown& action);
   void perform(rpc::Undelivered& action);
   void perform(rpc::Refused& action);
-  void perform(rpc::Log& action);
-  void perform(rpc::Closed& action);
+  void perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }
+  void perform(rpc::Closed&) {
+    if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
+  }
   // rpc_peer_ends.cc: carries out the actions; ends the operation of one that failed.
   void carry_out();
   void end(const rpc::RunHandler& action, const Error& error);
   void end(const rpc::StreamItem& action, const Error& error);
-  void end(const rpc::CreditRaised& action, const Error& error);
-  void end(const rpc::ServiceMessage& action, const Error& error);
-  void end(const rpc::Dial& action, const Error& error);
+  void end(const rpc::CreditRaised& action, const Error& error) {
+    node_.reply(io::now(), action.key, error);
+  }
+  // It is not sent again; the machines it is for handle lost sessions.
+  void end(const rpc::ServiceMessage& action, const Error& error) {
+    node_.fail_peer(io::now(), action.from, error);
+  }
+  void end(const rpc::Dial& action, const Error& error) {
+    node_.dial_failed(io::now(), action.address, error);
+  }
   template <class Tell>
   void tell_observers(const Tell& tell);
   void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {

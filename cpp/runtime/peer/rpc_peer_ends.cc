@@ -50,19 +50,6 @@ void RpcPeer::end(const rpc::StreamItem& action, const Error& error) {
   node_.cancel(io::now(), action.id);
 }
 
-void RpcPeer::end(const rpc::CreditRaised& action, const Error& error) {
-  node_.reply(io::now(), action.key, error);
-}
-
-// It is not sent again; the machines it is for handle lost sessions.
-void RpcPeer::end(const rpc::ServiceMessage& action, const Error& error) {
-  node_.fail_peer(io::now(), action.from, error);
-}
-
-void RpcPeer::end(const rpc::Dial& action, const Error& error) {
-  node_.dial_failed(io::now(), action.address, error);
-}
-
 // The peer has reported something impossible about its memory.
 void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
   const auto node = connections_.extract(id);

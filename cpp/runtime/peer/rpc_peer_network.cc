@@ -130,10 +130,6 @@ void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantP
   carry_out();
 }
 
-void RpcPeer::shared(transport::Connection&, const Uid& key, std::vector<Descriptor> descriptors) {
-  descriptors_.arrived(key, std::move(descriptors));
-}
-
 bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> descriptors) {
   return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
     return entry.second->path() == wire::PathKind::shm &&
@@ -304,10 +300,6 @@ void RpcPeer::perform(rpc::Dial& action) {
   transport_for(action.address).dial(action.address);
 }
 
-void RpcPeer::perform(rpc::Establish& action) {
-  if (transport::Connection* connection = find(action.connection)) connection->establish();
-}
-
 void RpcPeer::perform(rpc::CloseConnection& action) {
   record(FlightKind::closed, "", action.connection, action.error.message);
   const auto node = connections_.extract(action.connection);
@@ -434,12 +426,6 @@ void RpcPeer::perform(rpc::PeerDown& action) {
   record(FlightKind::peer_down, action.name, 0, kHow[action.how]);
   ++stats_.peers_lost;
   tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
-}
-
-void RpcPeer::perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }
-
-void RpcPeer::perform(rpc::Closed&) {
-  if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
 }
 
 }  // namespace moolink::runtime

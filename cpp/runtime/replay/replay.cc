@@ -156,10 +156,6 @@ std::pair<ReplayStore::View, std::size_t> Replay::view_of(std::uint32_t store,
   return {of.view(), of.columns().at(column).bytes};
 }
 
-void Replay::require_open() const {
-  if (closed_) throw Exception(ErrorCode::closed, "the replay is closed");
-}
-
 ReplayColumn Replay::layout_of(const ReplayPattern& pattern, const ReplayPiece& piece) const {
   ReplayColumn layout = stores_.at(pattern.store).columns()[piece.column];
   if (piece.count != 0) layout.shape.insert(layout.shape.begin(), piece.count);

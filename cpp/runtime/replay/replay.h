@@ -129,7 +129,9 @@ class Replay final : public AtFork {
   // With the bytes of a row of the column.
   std::pair<ReplayStore::View, std::size_t> view_of(std::uint32_t store,
                                                     std::uint32_t column) const;
-  void require_open() const;
+  void require_open() const {
+    if (closed_) throw Exception(ErrorCode::closed, "the replay is closed");
+  }
   void require_same_layout(TableEntry& entry, std::uint32_t pattern);
   // A batch has at most kLargestBatch bytes, or, for items of unknown size, that many items.
   void require_batch(const TableEntry& entry, std::size_t count) const;

@@ -143,8 +143,4 @@ bool SharedCollectives::prepare_sleep() {
   return false;
 }
 
-void SharedCollectives::awake() {
-  if (pipeline_) pipeline_->awake();
-}
-
 }  // namespace moolink::runtime

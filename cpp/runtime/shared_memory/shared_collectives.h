@@ -58,7 +58,9 @@ class SharedCollectives final : public io::Pollable,
 
   bool poll() override;
   bool prepare_sleep() override;
-  void awake() override;
+  void awake() override {
+    if (pipeline_) pipeline_->awake();
+  }
 
  private:
   void attach();
