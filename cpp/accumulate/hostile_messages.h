@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "accumulate/messages.h"
-#include "wire/hostile_number.h"
+#include "wire/hostile_messages.h"
 
 namespace moolink::accumulate {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Places where a test may end the process: MOOLINK_CRASH_AT=cut.sent, or cut.sent:3 for the third
-// pass. Compiled in only for development builds (MOOLINK_CRASH_POINTS).
+// pass. Development builds (MOOLINK_CRASH_POINTS) compile in tests/hooks/base/crash_point.cc.
 
 #ifdef MOOLINK_CRASH_POINTS
 namespace moolink {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/mutant.h"
-#include "wire/hostile_number.h"
+#include "wire/hostile_messages.h"
 
 namespace moolink::group {
 

@@ -5,7 +5,7 @@
 
 #include "base/mutant.h"
 #include "rpc/node.h"
-#include "wire/hostile_number.h"
+#include "wire/hostile_messages.h"
 
 namespace moolink::rpc {
 

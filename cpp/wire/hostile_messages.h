@@ -1,12 +1,18 @@
 #pragma once
 
 // A hostile peer's frames, for tests of their readers: MOOLINK_LIE=loan.offset=0x7fffffff makes
-// this process follow the protocol except for one number. hostile_messages.cc has the names.
+// this process follow the protocol except for one number. tests/hooks/wire has the names.
 // Compiled in only for development builds, like crash points.
+
+#include <cstdint>
+#include <optional>
 
 namespace moolink::wire {
 
 #ifdef MOOLINK_CRASH_POINTS
+
+// The value of MOOLINK_LIE for the number of this name; none: the true one.
+std::optional<std::uint64_t> lie_about(const char* name);
 
 struct MessageHead;
 struct ChunkHead;
@@ -27,10 +33,18 @@ Done told(const Done& done);
 
 #else
 
+constexpr std::optional<std::uint64_t> lie_about(const char* /*name*/) { return std::nullopt; }
+
 template <class Hello>
 constexpr void lie_about_version(Hello& /*hello*/) {}
 
 #endif
+
+// Changes the number if MOOLINK_LIE names it.
+template <class Number>
+constexpr void lie(const char* name, Number& number) {
+  if (const auto told = lie_about(name)) number = static_cast<Number>(*told);
+}
 
 // For use within one expression: the referenced object may be destroyed then.
 template <class Control>

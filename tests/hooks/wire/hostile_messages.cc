@@ -1,6 +1,5 @@
 #include "wire/hostile_messages.h"
 
-#ifdef MOOLINK_CRASH_POINTS
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -9,7 +8,6 @@
 #include <string>
 
 #include "wire/frame.h"
-#include "wire/hostile_number.h"
 
 namespace moolink::wire {
 namespace {
@@ -108,4 +106,3 @@ Want told(const Want& want) {
 }
 
 }  // namespace moolink::wire
-#endif

@@ -1,6 +1,5 @@
 #include "base/crash_point.h"
 
-#ifdef MOOLINK_CRASH_POINTS
 #include <signal.h>
 #include <unistd.h>
 
@@ -38,4 +37,3 @@ void crash_point(const char* name) {
 }
 
 }  // namespace moolink
-#endif
