@@ -12,13 +12,10 @@ namespace moolink::bind {
 namespace {
 
 std::string paths_text(const rpc::PeerInfo& info) {
-  return info.paths.empty() ? "none" : std::string(wire::path_name(info.paths.front()));
+  return info.paths.empty() ? "none" : std::string(wire::kPathNames[info.paths.front()]);
 }
 
-nb::str name_of(wire::PathKind path) {
-  const std::string_view name = wire::path_name(path);
-  return nb::str(name.data(), name.size());
-}
+nb::str name_of(wire::PathKind path) { return nb::str(wire::kPathNames[path]); }
 
 nb::list path_names(const rpc::PeerInfo& info) {
   nb::list names;

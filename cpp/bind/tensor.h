@@ -84,6 +84,10 @@ std::optional<ImportedTensor> import_tensor(nb::handle value);
 // reductions); also accepts objects with the buffer protocol. Raises TypeError otherwise.
 ImportedTensor import_numbers(nb::handle value);
 
+// The same for values that may be anything: empty unless it is a tensor of numbers that can be read
+// here.
+std::optional<ImportedTensor> try_import(nb::handle value);
+
 // Copies the elements in row-major order; needs no GIL. Waits for the tensor's device.
 void copy_elements(const ImportedTensor& from, std::byte* to);
 // The same for memory that another process will read.

@@ -20,12 +20,6 @@ using wire::Framework;
 
 std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
 
-std::string type_text(nb::handle value) {
-  const nb::handle type = value.type();
-  return nb::cast<std::string>(type.attr("__module__")) + "." +
-         nb::cast<std::string>(type.attr("__qualname__"));
-}
-
 [[noreturn]] void refuse_device(nb::handle value, const std::string& device) {
   type_error("a " + type_text(value) + " on " + device +
              " cannot be read: only tensors of the CPU and of CUDA devices can; move it to the CPU "
@@ -176,12 +170,11 @@ ImportedTensor import_capsule(nb::handle value, nb::object capsule,
   if (imported.tensor.device.is_cpu() != (imported.stream == nullptr)) {
     refuse_device(value, imported.tensor.device.name());
   }
-  const auto dtype =
-      tensor::from_dlpack({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes});
+  const tensor::DLPackType type{tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes};
+  const auto dtype = tensor::from_dlpack(type);
   if (!dtype) {
-    type_error("a " + type_text(value) + " of " +
-               tensor::dlpack_name({tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes}) +
-               " on " + imported.tensor.device.name() +
+    type_error("a " + type_text(value) + " of " + tensor::dlpack_name(type) + " on " +
+               imported.tensor.device.name() +
                " cannot be read: only bool, integers and floating point of 8 bits and more and "
                "complex can; convert it to one of them");
   }
@@ -419,6 +412,19 @@ ImportedTensor import_numbers(nb::handle value) {
     type_error("expected a tensor of numbers, not of numpy's " + imported->numpy_type);
   }
   return std::move(*imported);
+}
+
+std::optional<ImportedTensor> try_import(nb::handle value) {
+  try {
+    auto imported = import_tensor(value);
+    return imported && imported->numpy_type.empty() ? std::move(imported) : std::nullopt;
+  } catch (const Exception&) {  // CUDA's
+    return std::nullopt;
+  } catch (nb::python_error&) {
+    return std::nullopt;
+  } catch (nb::builtin_exception&) {
+    return std::nullopt;
+  }
 }
 
 std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes) {

@@ -1,8 +1,16 @@
 #include "bind/tensor_kinds.h"
 
+#include <nanobind/stl/string.h>
+
 #include <unordered_map>
 
 namespace moolink::bind {
+
+std::string type_text(nb::handle value) {
+  const nb::handle type = value.type();
+  return nb::cast<std::string>(type.attr("__module__")) + "." +
+         nb::cast<std::string>(type.attr("__qualname__"));
+}
 
 nb::object loaded_module(const char* name) {
   PyObject* modules = PyImport_GetModuleDict();  // borrowed

@@ -5,9 +5,14 @@
 #include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 namespace moolink::bind {
 
 namespace nb = nanobind;
+
+// The type of a value, for errors: "module.Class".
+std::string type_text(nb::handle value);
 
 // A module that is imported already, else empty; an import here would be unexpected.
 nb::object loaded_module(const char* name);

@@ -12,6 +12,7 @@
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/registered_types.h"
+#include "bind/tensor_kinds.h"
 #include "bind/value.h"
 #include "device/block.h"
 #include "wire/value.h"
@@ -50,7 +51,7 @@ class ValueEncoder {
 
   void write(PyObject* value);
   void write_call(PyObject* args, PyObject* kwargs) {
-    writer_.begin_tuple(2);
+    writer_.begin(wire::ValueTag::tuple, 2);
     depth_ = 1;
     write(args);
     write(kwargs);
@@ -87,7 +88,7 @@ class ValueEncoder {
   struct Part {
     ImportedTensor tensor;
     bool lent = false;
-    Buffer bytes;                                             // of a part lent in place
+    Buffer bytes = {};                                        // of a part lent in place
     std::shared_ptr<wire::StandingGrant> standing = nullptr;  // the bytes were captured into it
     std::shared_ptr<const void> released = nullptr;           // of a Lent whose bytes are copied
   };
@@ -133,9 +134,10 @@ bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
   } else if (type == &PyUnicode_Type) {
     write_string(value);
   } else if (type == &PyBytes_Type) {
-    writer_.bytes(bytes_of(PyBytes_AsString(value), PyBytes_Size(value)));
+    writer_.bytes(wire::ValueTag::bytes, bytes_of(PyBytes_AsString(value), PyBytes_Size(value)));
   } else if (type == &PyByteArray_Type) {
-    writer_.bytearray(bytes_of(PyByteArray_AsString(value), PyByteArray_Size(value)));
+    writer_.bytes(wire::ValueTag::bytearray,
+                  bytes_of(PyByteArray_AsString(value), PyByteArray_Size(value)));
   } else if (type == &PyComplex_Type) {
     writer_.complex({PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value)});
   } else {
@@ -147,7 +149,7 @@ bool ValueEncoder::write_plain(PyObject* value, PyTypeObject* type) {
 bool ValueEncoder::write_container(PyObject* value, PyTypeObject* type) {
   if (type == &PyTuple_Type) {
     const Level level(*this);
-    writer_.begin_tuple(static_cast<std::size_t>(NB_TUPLE_GET_SIZE(value)));
+    writer_.begin(wire::ValueTag::tuple, static_cast<std::size_t>(NB_TUPLE_GET_SIZE(value)));
     write_tuple_items(value);
   } else if (type == &PyDict_Type) {
     write_dict(value);
@@ -155,12 +157,8 @@ bool ValueEncoder::write_container(PyObject* value, PyTypeObject* type) {
     write_list(value);
   } else if (type == &PySet_Type || type == &PyFrozenSet_Type) {
     const Level level(*this);
-    const auto size = static_cast<std::size_t>(NB_SET_GET_SIZE(value));
-    if (type == &PySet_Type) {
-      writer_.begin_set(size);
-    } else {
-      writer_.begin_frozenset(size);
-    }
+    writer_.begin(type == &PySet_Type ? wire::ValueTag::set : wire::ValueTag::frozenset,
+                  static_cast<std::size_t>(NB_SET_GET_SIZE(value)));
     write_set_items(value);
   } else {
     return false;
@@ -176,7 +174,7 @@ void ValueEncoder::write_integer(PyObject* value) {
   const auto bits = nb::cast<std::size_t>(number.attr("bit_length")());
   const nb::object encoded =
       number.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true);
-  writer_.big_integer(bytes_of(nb::cast<nb::bytes>(encoded)));
+  writer_.bytes(wire::ValueTag::big_integer, bytes_of(nb::cast<nb::bytes>(encoded)));
 }
 
 void ValueEncoder::write_string(PyObject* value) {
@@ -201,7 +199,7 @@ void ValueEncoder::write_string(PyObject* value) {
 void ValueEncoder::write_list(PyObject* value) {
   const Level level(*this);
   const Py_ssize_t size = NB_LIST_GET_SIZE(value);
-  writer_.begin_list(static_cast<std::size_t>(size));
+  writer_.begin(wire::ValueTag::list, static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
     // An item may run Python code (an array's export), and that may change the list.
     if (NB_LIST_GET_SIZE(value) != size) changed("list");
@@ -233,7 +231,7 @@ void ValueEncoder::write_set_items(PyObject* value) {
 void ValueEncoder::write_dict(PyObject* value) {
   const Level level(*this);
   const Py_ssize_t size = NB_DICT_GET_SIZE(value);
-  writer_.begin_dict(static_cast<std::size_t>(size));
+  writer_.begin(wire::ValueTag::dict, static_cast<std::size_t>(size));
   Py_ssize_t position = 0;
   Py_ssize_t written = 0;
   PyObject* key = nullptr;
@@ -273,14 +271,14 @@ void ValueEncoder::write_registered(const RegisteredType& type, PyObject* value)
   const nb::handle object(value);
   switch (type.form) {
     case TypeForm::dataclass:
-      writer_.begin_record(type.head);
+      writer_.begin(wire::ValueTag::record, type.head);
       for (const nb::object& field : type.field_names) write(object.attr(field).ptr());
       return;
     case TypeForm::namedtuple:
       if (static_cast<std::size_t>(NB_TUPLE_GET_SIZE(value)) != type.head.fields.size()) {
         changed("namedtuple");
       }
-      writer_.begin_record(type.head);
+      writer_.begin(wire::ValueTag::record, type.head);
       return write_tuple_items(value);
     case TypeForm::enumeration: {
       const nb::object name = object.attr("_name_");
@@ -290,10 +288,10 @@ void ValueEncoder::write_registered(const RegisteredType& type, PyObject* value)
       return writer_.member(type.head, {utf8, static_cast<std::size_t>(size)});
     }
     case TypeForm::flags:
-      writer_.begin_flags(type.head);
+      writer_.begin(wire::ValueTag::flags, type.head);
       return write(object.attr("_value_").ptr());
     case TypeForm::converted:
-      writer_.begin_convert(type.head);
+      writer_.begin(wire::ValueTag::convert, type.head);
       return write(nb::object(type.to_state(object)).ptr());
   }
 }
@@ -319,12 +317,14 @@ void ValueEncoder::write_tensor(ImportedTensor tensor) {
   // A device's memory is copied now, so the receiver gets bytes of its own.
   const bool on_device = tensor.stream != nullptr;
   const bool is_lent = lending_ && !on_device;
-  Buffer lent = is_lent ? lend(tensor, size) : Buffer{};
-  if (lent.empty()) copied_bytes_ += size;
   on_device_ |= on_device;
-  const bool is_copied = lent.empty();
-  parts_.push_back({std::move(tensor), is_lent, std::move(lent)});
-  if (is_copied) parts_.back().released = value_released_;
+  Part part{std::move(tensor), is_lent};
+  if (is_lent) part.bytes = lend(part.tensor, size);
+  if (part.bytes.empty()) {
+    copied_bytes_ += size;
+    part.released = value_released_;
+  }
+  parts_.push_back(std::move(part));
 }
 
 void ValueEncoder::write_lent(const PyLent& lent) {
@@ -359,15 +359,12 @@ Buffer ValueEncoder::lend(const ImportedTensor& tensor, std::size_t size) {
 
 void ValueEncoder::write_pickle(PyObject* value) {
   const nb::object pickled = nb::module_::import_("pickle").attr("dumps")(nb::handle(value), 5);
-  writer_.pickle(bytes_of(nb::cast<nb::bytes>(pickled)));
+  writer_.bytes(wire::ValueTag::pickle, bytes_of(nb::cast<nb::bytes>(pickled)));
 }
 
 void ValueEncoder::refuse(PyObject* value) const {
-  const nb::handle type(reinterpret_cast<PyObject*>(Py_TYPE(value)));
-  const std::string name = nb::cast<std::string>(type.attr("__module__")) + "." +
-                           nb::cast<std::string>(type.attr("__qualname__"));
   const std::string message =
-      "a value of type " + name +
+      "a value of type " + type_text(value) +
       " cannot be sent: call moolink.register on the type at both peers (dataclasses, namedtuples, "
       "enums, or any type with to_state= and from_state=), or allow_pickle at both";
   throw nb::type_error(message.c_str());

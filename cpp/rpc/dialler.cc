@@ -21,7 +21,7 @@ bool reachable(const std::string& address, bool same_host) {
 }
 
 bool is_of(const std::string& address, wire::PathKind kind) {
-  return address.starts_with(std::string(wire::path_name(kind)) + "://");
+  return address.starts_with(std::string(wire::kPathNames[kind]) + "://");
 }
 
 std::string_view host_of(std::string_view address) {

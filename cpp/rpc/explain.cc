@@ -76,7 +76,7 @@ void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) co
   } else {
     const auto used = std::find_if(explanation.paths.begin(), explanation.paths.end(),
                                    [](const PathState& path) { return path.in_use; });
-    explanation.reason = "connected over " + std::string(wire::path_name(links.front().kind));
+    explanation.reason = "connected over " + std::string(wire::kPathNames[links.front().kind]);
     if (used != explanation.paths.end() && !used->cipher.empty()) {
       explanation.reason += " in TLS 1.3 (" + used->cipher + ")";
     } else if (links.front().kind == wire::PathKind::verbs) {

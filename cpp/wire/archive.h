@@ -191,8 +191,10 @@ class Writer {
 class Reader {
  public:
   // Buffers read from a plain span are copies; from a Buffer they are slices that share its owner.
-  explicit Reader(std::span<const std::byte> bytes) : at_(bytes.data()), left_(bytes.size()) {}
-  explicit Reader(const Buffer& bytes) : Reader(bytes.span()) { owner_ = &bytes.owner(); }
+  // NOLINTBEGIN(google-explicit-constructor): either is the argument of decode()
+  Reader(std::span<const std::byte> bytes) : at_(bytes.data()), left_(bytes.size()) {}
+  Reader(const Buffer& bytes) : Reader(bytes.span()) { owner_ = &bytes.owner(); }
+  // NOLINTEND(google-explicit-constructor)
 
   template <class... T>
   void operator()(T&... values) {
@@ -352,28 +354,13 @@ Buffer encode(const T& value) {
   return writer.take();
 }
 
-namespace detail {
-
+// Of all bytes of a span or a Buffer.
 template <class T>
-T decode_all(Reader reader) {
+T decode(Reader reader) {
   T value{};
   reader(value);
   reader.expect_end();
   return value;
-}
-
-}  // namespace detail
-
-// Buffers inside the result are copies.
-template <class T>
-T decode(std::span<const std::byte> bytes) {
-  return detail::decode_all<T>(Reader(bytes));
-}
-
-// Buffers inside the result are slices of `bytes` and keep its owner alive.
-template <class T>
-T decode(const Buffer& bytes) {
-  return detail::decode_all<T>(Reader(bytes));
 }
 
 }  // namespace moolink::wire

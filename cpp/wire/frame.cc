@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <tuple>
 
 #include "base/names.h"
 #include "wire/crc32c.h"
@@ -20,11 +21,16 @@ void put(std::byte*& at, T value) {
 }
 
 template <class T>
-T get(const std::byte*& at) {
-  T value{};
+void get(const std::byte*& at, T& value) {
   std::memcpy(&value, at, sizeof value);
   at += sizeof value;
-  return value;
+}
+
+// In the order of the format; the checksum follows.
+template <class Header>
+auto fields_of(Header& header) {
+  return std::tie(header.type, header.flags, header.lane, header.length, header.seq, header.ack,
+                  header.control);
 }
 
 }  // namespace
@@ -32,13 +38,7 @@ T get(const std::byte*& at) {
 std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header) {
   std::array<std::byte, kHeaderBytes> bytes{};
   std::byte* at = bytes.data();
-  put(at, header.type);
-  put(at, header.flags);
-  put(at, header.lane);
-  put(at, header.length);
-  put(at, header.seq);
-  put(at, header.ack);
-  put(at, header.control);
+  std::apply([&at](const auto&... fields) { (put(at, fields), ...); }, fields_of(header));
   put(at, crc32c(std::span(bytes).first<kCheckedBytes>()));
   return bytes;
 }
@@ -46,20 +46,16 @@ std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header) {
 FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const Limits& limits) {
   const std::byte* at = bytes.data();
   FrameHeader header;
-  const auto type = get<std::uint8_t>(at);
-  header.flags = get<std::uint8_t>(at);
-  header.lane = get<std::uint16_t>(at);
-  header.length = get<std::uint32_t>(at);
-  header.seq = get<std::uint64_t>(at);
-  header.ack = get<std::uint64_t>(at);
-  header.control = get<std::uint32_t>(at);
-  if (get<std::uint32_t>(at) != crc32c(bytes.first<kCheckedBytes>())) {
+  std::apply([&at](auto&... fields) { (get(at, fields), ...); }, fields_of(header));
+  std::uint32_t checksum = 0;
+  get(at, checksum);
+  if (checksum != crc32c(bytes.first<kCheckedBytes>())) {
     fail("wrong checksum of a frame's header (is the other side a moolink peer?)");
   }
-  if (type == 0 || type > static_cast<std::uint8_t>(FrameType::close)) {
+  if (const auto type = static_cast<std::uint8_t>(header.type);
+      type == 0 || header.type > FrameType::close) {
     fail("unknown frame type " + std::to_string(type));
   }
-  header.type = static_cast<FrameType>(type);
   if (header.length > limits.max_frame - kHeaderBytes) {
     fail(std::string("a ") + kFrameTypes[header.type] + " frame of " +
          std::to_string(header.length) + " bytes exceeds the limit of " +

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/enum_names.h"
+
 namespace moolink::wire {
 
 // One live use of a path; assigned by the runtime, never used twice in a process.
@@ -14,17 +16,7 @@ using ConnectionId = std::uint64_t;
 enum class PathKind : std::uint8_t { tcp = 0, shm = 1, verbs = 2 };
 inline constexpr std::uint8_t kPathKinds = 3;
 
-constexpr std::string_view path_name(PathKind kind) {
-  switch (kind) {
-    case PathKind::tcp:
-      return "tcp";
-    case PathKind::shm:
-      return "shm";
-    case PathKind::verbs:
-      return "verbs";
-  }
-  return "unknown";
-}
+inline constexpr auto kPathNames = enum_names<PathKind::verbs>("tcp", "shm", "verbs");
 
 // A value common to both ends of one connection and to no other connection, made from its secrets.
 // Zeros where the path has none: a Unix socket, plain tcp.

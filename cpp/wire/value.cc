@@ -85,7 +85,7 @@ void ValueWriter::complex(std::complex<double> value) {
   writer_(value.real(), value.imag());
 }
 
-void ValueWriter::typed(ValueTag kind, const TypeHead& type) {
+void ValueWriter::begin(ValueTag kind, const TypeHead& type) {
   tag(kind);
   const auto known = std::find(types_.begin(), types_.end(), &type);
   writer_.varint(known == types_.end() ? 0
@@ -96,7 +96,7 @@ void ValueWriter::typed(ValueTag kind, const TypeHead& type) {
 }
 
 void ValueWriter::member(const TypeHead& type, std::string_view name) {
-  typed(ValueTag::member, type);
+  begin(ValueTag::member, type);
   writer_.sized(name.data(), name.size());
 }
 

@@ -99,33 +99,23 @@ class ValueWriter {
     tag(ValueTag::integer);
     writer_.zigzag(value);
   }
-  void big_integer(std::span<const std::byte> twos_complement) {
-    sized(ValueTag::big_integer, twos_complement.data(), twos_complement.size());
-  }
   void real(double value);
   void complex(std::complex<double> value);
   void string(std::string_view utf8) { sized(ValueTag::string, utf8.data(), utf8.size()); }
-  void bytes(std::span<const std::byte> value) {
-    sized(ValueTag::bytes, value.data(), value.size());
-  }
-  void bytearray(std::span<const std::byte> value) {
-    sized(ValueTag::bytearray, value.data(), value.size());
-  }
-  void pickle(std::span<const std::byte> value) {
-    sized(ValueTag::pickle, value.data(), value.size());
+  // big_integer, bytes, bytearray or pickle.
+  void bytes(ValueTag kind, std::span<const std::byte> value) {
+    sized(kind, value.data(), value.size());
   }
 
-  void begin_list(std::size_t size) { begin(ValueTag::list, size); }
-  void begin_tuple(std::size_t size) { begin(ValueTag::tuple, size); }
-  void begin_set(std::size_t size) { begin(ValueTag::set, size); }
-  void begin_frozenset(std::size_t size) { begin(ValueTag::frozenset, size); }
-  void begin_dict(std::size_t pairs) { begin(ValueTag::dict, pairs); }
+  // list, tuple, set, frozenset, or dict, whose size is the number of pairs.
+  void begin(ValueTag kind, std::size_t size) {
+    tag(kind);
+    writer_.varint(size);
+  }
 
-  // A type is written in full once per message and by number afterwards; `type` must not move until
-  // take().
-  void begin_record(const TypeHead& type) { typed(ValueTag::record, type); }
-  void begin_flags(const TypeHead& type) { typed(ValueTag::flags, type); }
-  void begin_convert(const TypeHead& type) { typed(ValueTag::convert, type); }
+  // record, flags or convert. A type is written in full once per message and by number afterwards;
+  // `type` must not move until take().
+  void begin(ValueTag kind, const TypeHead& type);
   void member(const TypeHead& type, std::string_view name);
 
   // `value`: the bytes of the scalar, or of all the tensor's elements.
@@ -142,11 +132,6 @@ class ValueWriter {
     writer_.byte(static_cast<std::uint8_t>(kind));
   }
   void sized(ValueTag kind, const void* data, std::size_t size);
-  void begin(ValueTag kind, std::size_t size) {
-    tag(kind);
-    writer_.varint(size);
-  }
-  void typed(ValueTag kind, const TypeHead& type);
   void element_type(const TensorHead& head);
   void tensor_tag(const TensorHead& head);
   [[noreturn]] void too_large(std::size_t size) const;  // throws ErrorCode::invalid_argument

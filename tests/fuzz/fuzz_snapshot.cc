@@ -43,7 +43,9 @@ void run(Input input) {
         Bytes bytes(good.span().begin(), good.span().end());
         if (input.chance()) bend(input, bytes);
         try {
-          refused([&] { fetch.set_info(now, wire::decode<SnapshotInfo>(bytes)); });
+          refused([&] {
+            fetch.set_info(now, wire::decode<SnapshotInfo>(std::span<const std::byte>(bytes)));
+          });
         } catch (const std::bad_alloc&) {
           return;  // more than there is: the transfer ends
         }

@@ -55,38 +55,29 @@ void write(ValueWriter& writer, const Step& step, std::deque<wire::TypeHead>& ty
       return writer.boolean(token.tag == ValueTag::true_);
     case ValueTag::integer:
       return writer.integer(token.integer);
-    case ValueTag::big_integer:
-      return writer.big_integer(bytes);
     case ValueTag::real:
       return writer.real(token.number.real());
     case ValueTag::complex:
       return writer.complex(token.number);
     case ValueTag::string:
       return writer.string(text);
+    case ValueTag::big_integer:
     case ValueTag::bytes:
-      return writer.bytes(bytes);
     case ValueTag::bytearray:
-      return writer.bytearray(bytes);
     case ValueTag::pickle:
-      return writer.pickle(bytes);
+      return writer.bytes(token.tag, bytes);
     case ValueTag::list:
-      return writer.begin_list(token.size);
     case ValueTag::tuple:
-      return writer.begin_tuple(token.size);
     case ValueTag::set:
-      return writer.begin_set(token.size);
     case ValueTag::frozenset:
-      return writer.begin_frozenset(token.size);
     case ValueTag::dict:
-      return writer.begin_dict(token.size);
-    case ValueTag::record:
-      return writer.begin_record(types.back());
+      return writer.begin(token.tag, token.size);
     case ValueTag::member:
       return writer.member(types.back(), text);
+    case ValueTag::record:
     case ValueTag::flags:
-      return writer.begin_flags(types.back());
     case ValueTag::convert:
-      return writer.begin_convert(types.back());
+      return writer.begin(token.tag, types.back());
     case ValueTag::scalar:
       return writer.scalar(step.tensor, bytes);
     case ValueTag::tensor:
@@ -143,7 +134,7 @@ std::vector<Bytes> seeds() {
   Output everything;
   everything.byte(1).byte(60).rest(good.body.span());
   ValueWriter writer{Limits{}};
-  writer.begin_dict(1);
+  writer.begin(ValueTag::dict, 1);
   writer.string("n");
   writer.part_tensor({wire::Framework::jax, tensor::DType::bfloat16, "", {2, 4}, 3});
   Output tensor;

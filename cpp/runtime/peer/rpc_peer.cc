@@ -68,7 +68,7 @@ std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
       return transport::verbs::make_transport(environment);
   }
   throw Exception(ErrorCode::invalid_argument,
-                  "transport " + std::string(wire::path_name(kind)) + " is not available");
+                  "transport " + std::string(wire::kPathNames[kind]) + " is not available");
 }
 
 // moolib's "ipc://<name>" is the socket of that name on this host.

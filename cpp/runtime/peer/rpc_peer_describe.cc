@@ -47,7 +47,7 @@ void RpcPeer::describe_peers(Time now, std::string& text) const {
             std::to_string(peer.unacknowledged_bytes) + " bytes unacknowledged\n";
     for (const rpc::PathState& path : known.paths) {
       if (path.in_use) continue;
-      text += "    " + std::string(wire::path_name(path.kind)) + ": " + path.reason + "\n";
+      text += "    " + std::string(wire::kPathNames[path.kind]) + ": " + path.reason + "\n";
     }
   }
   say_rest(text, "  ", peers.size(), kMostLines);

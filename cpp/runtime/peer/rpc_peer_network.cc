@@ -143,7 +143,7 @@ void RpcPeer::listen_beside(const transport::Connection& connection) {
   std::string address = connection.local_address();
   // Others must use the chosen interfaces, whichever this connection used.
   if (!address.empty() && !environment_.interface.empty()) {
-    address = std::string(wire::path_name(connection.path())) + "://*:0";
+    address = std::string(wire::kPathNames[connection.path()]) + "://*:0";
   }
   if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
 }

@@ -78,9 +78,9 @@ TEST("value: every kind of token comes back in order") {
 TEST("value: a type's name is written once a message") {
   const auto size = [](int records) {
     ValueWriter writer{Limits{}};
-    writer.begin_list(static_cast<std::size_t>(records));
+    writer.begin(ValueTag::list, static_cast<std::size_t>(records));
     for (int i = 0; i < records; ++i) {
-      writer.begin_record(kRecord);
+      writer.begin(ValueTag::record, kRecord);
       writer.none();
       writer.none();
     }
@@ -117,7 +117,7 @@ TEST("value: parts must be as many and as large as the tensors say") {
 
 wire::Payload nested(std::size_t depth) {
   ValueWriter writer{Limits{}};
-  for (std::size_t i = 0; i < depth; ++i) writer.begin_list(1);
+  for (std::size_t i = 0; i < depth; ++i) writer.begin(ValueTag::list, 1);
   writer.none();
   return {writer.take(), {}};
 }
@@ -132,7 +132,7 @@ TEST("value: nesting is allowed up to the limit and refused beyond it") {
 TEST("value: containers cannot announce more than the bytes that remain, all together") {
   // Each list alone announces no more than remains; together they would be a hundred times that.
   ValueWriter writer{Limits{}};
-  for (int i = 0; i < 100; ++i) writer.begin_list(1000);
+  for (int i = 0; i < 100; ++i) writer.begin(ValueTag::list, 1000);
   writer.string(std::string(2000, 'x'));
   CHECK_THROWS(walk({writer.take(), {}}), ErrorCode::wire);
 }
