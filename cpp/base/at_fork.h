@@ -18,8 +18,8 @@ class AtFork {
   AtFork& operator=(const AtFork&) = delete;
 
   // Takes its locks; none that a thread may hold while it waits for the GIL.
-  virtual void before_fork() noexcept = 0;
-  virtual void after_fork_in_parent() noexcept = 0;
+  virtual void before_fork() noexcept {}
+  virtual void after_fork_in_parent() noexcept {}
   // On the only thread that exists.
   virtual void after_fork_in_child() noexcept = 0;
 
@@ -48,6 +48,20 @@ class HeldOverForks final : public AtFork {
   void after_fork_in_child() noexcept override { mutex_.unlock(); }
 
   std::mutex& mutex_;
+};
+
+// Tells, without a system call, whether this process is a fork of the one that made the object.
+class ForkedSince final : public AtFork {
+ public:
+  ForkedSince() { join_forks(Rank::memory); }
+  ~ForkedSince() { leave_forks(Rank::memory); }
+
+  explicit operator bool() const { return forked_; }
+
+ private:
+  void after_fork_in_child() noexcept override { forked_ = true; }
+
+  bool forked_ = false;
 };
 
 }  // namespace moolink

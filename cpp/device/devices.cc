@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -223,24 +222,15 @@ std::size_t total_of(std::span<const Transfer> transfers) {
 
 }  // namespace
 
-void Stream::copy_to_host(std::span<const Transfer> transfers) {
+void Stream::copy(std::span<const Transfer> transfers, bool to_host) {
   const std::size_t total = total_of(transfers);
   if (total == 0) return;
   const Devices::Current current(devices_, device_);
-  using Pipeline = Devices::Pipeline;
-  Pipeline(devices_, device_, handle_, Pipeline::Direction::to_host).run(transfers, total);
-  devices_.bytes_to_host_ += total;
-  ++devices_.copies_to_host_;
-}
-
-void Stream::copy_to_device(std::span<const Transfer> transfers) {
-  const std::size_t total = total_of(transfers);
-  if (total == 0) return;
-  const Devices::Current current(devices_, device_);
-  using Pipeline = Devices::Pipeline;
-  Pipeline(devices_, device_, handle_, Pipeline::Direction::to_device).run(transfers, total);
-  devices_.bytes_to_device_ += total;
-  ++devices_.copies_to_device_;
+  using Direction = Devices::Pipeline::Direction;
+  Devices::Pipeline(devices_, device_, handle_, to_host ? Direction::to_host : Direction::to_device)
+      .run(transfers, total);
+  (to_host ? devices_.bytes_to_host_ : devices_.bytes_to_device_) += total;
+  ++(to_host ? devices_.copies_to_host_ : devices_.copies_to_device_);
 }
 
 void Stream::copy_within_device(std::span<const Transfer> transfers) {
@@ -381,21 +371,6 @@ StreamHandle Devices::take_stream(int device) {
 void Devices::release_stream(int device, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   devices_[static_cast<std::size_t>(device)].idle_streams.push_back(stream);
-}
-
-std::string Devices::name(int device) const {
-  int number = 0;
-  std::array<char, 256> text{};
-  check(driver_.device_get(&number, device), device, "looking it up");
-  check(driver_.device_name(text.data(), static_cast<int>(text.size()), number), device,
-        "asking for its name");
-  return text.data();
-}
-
-int Devices::driver_version() const {
-  int version = 0;
-  driver_.driver_version(&version);
-  return version;
 }
 
 Counters Devices::counters() const {

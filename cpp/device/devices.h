@@ -76,11 +76,13 @@ class Stream {
   void follow(void* producer);
 
   // They return once the bytes are there.
-  void copy_to_host(std::span<const Transfer> transfers);
-  void copy_to_device(std::span<const Transfer> transfers);
+  void copy_to_host(std::span<const Transfer> transfers) { copy(transfers, true); }
+  void copy_to_device(std::span<const Transfer> transfers) { copy(transfers, false); }
   void copy_within_device(std::span<const Transfer> transfers);
 
  private:
+  void copy(std::span<const Transfer> transfers, bool to_host);
+
   Devices& devices_;
   const int device_;
   const StreamHandle handle_;
@@ -100,8 +102,6 @@ class Devices {
   static Devices* process_if_used();
 
   int count() const { return count_; }
-  std::string name(int device) const;
-  int driver_version() const;  // 13000: CUDA 13.0
   Counters counters() const;
 
   // The stream that this thread holds on the device, or an idle one.

@@ -62,10 +62,8 @@ struct MemoryAccess {  // CUmemAccessDesc
 // one name, the symbol is the second's.
 #define MOOLINK_CUDA_FUNCTIONS(X)                                                            \
   X(init, cuInit, (unsigned flags))                                                          \
-  X(driver_version, cuDriverGetVersion, (int* version))                                      \
   X(device_count, cuDeviceGetCount, (int* count))                                            \
   X(device_get, cuDeviceGet, (int* device, int ordinal))                                     \
-  X(device_name, cuDeviceGetName, (char* name, int size, int device))                        \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, (ContextHandle * context, int device)) \
   X(context_push, cuCtxPushCurrent_v2, (ContextHandle context))                              \
   X(context_pop, cuCtxPopCurrent_v2, (ContextHandle * context))                              \
@@ -79,7 +77,6 @@ struct MemoryAccess {  // CUmemAccessDesc
   X(event_synchronize, cuEventSynchronize, (EventHandle event))                              \
   X(copy, cuMemcpyAsync, (Address to, Address from, std::size_t bytes, StreamHandle stream)) \
   X(host_allocate, cuMemHostAlloc, (void** memory, std::size_t bytes, unsigned flags))       \
-  X(host_free, cuMemFreeHost, (void* memory))                                                \
   X(allocate, cuMemAlloc_v2, (Address * memory, std::size_t bytes))                          \
   X(free, cuMemFree_v2, (Address memory))                                                    \
   X(error_name, cuGetErrorName, (Status status, const char** text))                          \

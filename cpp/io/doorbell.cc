@@ -2,11 +2,7 @@
 
 #include <sys/socket.h>
 
-#include <cerrno>
-#include <cstring>
-#include <string>
-
-#include "base/error.h"
+#include "base/system_error.h"
 
 namespace moolink::io {
 namespace {
@@ -22,8 +18,7 @@ int option(const Descriptor& socket, int name) {
 Doorbell make_doorbell() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw Exception(ErrorCode::error,
-                    std::string("cannot make a doorbell (socketpair): ") + std::strerror(errno));
+    throw_system_error("cannot make a doorbell (socketpair)");
   }
   Doorbell bell{Descriptor(ends[0]), Descriptor(ends[1])};
   // Prevents sends to this end, where no process would read them.

@@ -3,20 +3,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdint>
-#include <cstring>
-#include <string>
 
-#include "base/error.h"
+#include "base/system_error.h"
 
 namespace moolink::io {
 
 Event::Event() : descriptor_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!descriptor_) {
-    throw Exception(ErrorCode::error,
-                    std::string("cannot make an eventfd: ") + std::strerror(errno));
-  }
+  if (!descriptor_) throw_system_error("cannot make an eventfd");
 }
 
 void Event::set() const {

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <ctime>
-#include <string>
 
 #include "base/barrier.h"
-#include "base/error.h"
+#include "base/system_error.h"
 
 namespace moolink::io {
 namespace {
@@ -20,23 +18,19 @@ constexpr int kMaxEvents = 64;        // of one turn, so that timers are never d
 constexpr int kMillisecond = 1000;    // µs
 constexpr std::int64_t kLongestWait = 2'000'000'000;
 
-[[noreturn]] void fail(const char* what) {
-  throw Exception(ErrorCode::error, std::string(what) + ": " + std::strerror(errno));
-}
-
 }  // namespace
 
 Time now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
 
 Loop::Loop() : ready_(kMaxEvents) {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  if (epoll_fd_ < 0) fail("epoll_create1");
+  if (epoll_fd_ < 0) throw_system_error("epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = kWakeId;
   if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, woken_up_.descriptor(), &event) != 0) {
     abandon();
-    fail("epoll_ctl");
+    throw_system_error("epoll_ctl");
   }
 }
 
@@ -59,7 +53,7 @@ Loop::WatchId Loop::watch(int fd, std::uint32_t events, std::function<void(std::
     const int error = errno;
     watches_.erase(added);
     errno = error;
-    fail("epoll_ctl");
+    throw_system_error("epoll_ctl");
   }
   return id;
 }
@@ -70,7 +64,8 @@ void Loop::change(WatchId id, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, it->second.fd, &event) != 0) fail("epoll_ctl");
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, it->second.fd, &event) != 0)
+    throw_system_error("epoll_ctl");
   it->second.events = events;
 }
 

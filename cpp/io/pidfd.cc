@@ -4,11 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <string>
-
-#include "base/error.h"
+#include "base/system_error.h"
 
 // Both are newer than the headers of some supported systems.
 #ifndef SO_PEERPIDFD
@@ -24,8 +20,7 @@ PeerProcess peer_process(int socket) {
   struct ucred credentials{};
   socklen_t size = sizeof credentials;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    throw Exception(ErrorCode::error, std::string("cannot ask a socket for its peer's process: ") +
-                                          std::strerror(errno));
+    throw_system_error("cannot ask a socket for its peer's process");
   }
   return {credentials.pid, credentials.uid};
 }

@@ -66,7 +66,7 @@ void give_up(std::byte* block, std::size_t bytes) {
 
 // A forked child keeps no blocks: each is returned to the system when it is released, without the
 // locks, which other threads of the parent may have held.
-class Pool::Shelves final : public AtFork {
+class Pool::Shelves {
  public:
   struct Block {
     std::byte* memory = nullptr;
@@ -82,12 +82,9 @@ class Pool::Shelves final : public AtFork {
     void operator()(void*) noexcept { shelves->put_back(of, std::move(block)); }
   };
 
-  explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {
-    join_forks(Rank::memory);
-  }
+  explicit Shelves(std::size_t retain_bytes) : retain_bytes_(retain_bytes) {}
 
   ~Shelves() {
-    leave_forks(Rank::memory);
     if (forked_) return;
     for (Shelf& shelf : shelves_) {
       for (Block& block : shelf.blocks) destroy(std::move(block), shelf.bytes);
@@ -164,10 +161,6 @@ class Pool::Shelves final : public AtFork {
     return block;
   }
 
-  void before_fork() noexcept override {}
-  void after_fork_in_parent() noexcept override {}
-  void after_fork_in_child() noexcept override { forked_ = true; }
-
   // Holders of the block's identity see that it is gone before other memory can take its place.
   static void destroy(Block block, std::size_t bytes) noexcept {
     block.lives.reset();
@@ -175,7 +168,7 @@ class Pool::Shelves final : public AtFork {
   }
 
   const std::size_t retain_bytes_;
-  bool forked_ = false;  // set while the process has one thread
+  ForkedSince forked_;
   std::atomic<std::size_t> retained_{0};
   std::array<Shelf, kClasses> shelves_;
 };

@@ -6,14 +6,12 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <string>
 #include <utility>
 
-#include "base/error.h"
+#include "base/system_error.h"
 
 namespace moolink::memory {
 namespace {
@@ -21,10 +19,6 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, since Linux 5.1
 constexpr long kTmpfs = 0x01021994;       // TMPFS_MAGIC
-
-[[noreturn]] void throw_system_error(const std::string& what) {
-  throw Exception(ErrorCode::error, what + ": " + std::strerror(errno));
-}
 
 std::byte* map_shared(int descriptor, std::size_t size, int protection = PROT_READ | PROT_WRITE) {
   void* data = ::mmap(nullptr, size, protection, MAP_SHARED, descriptor, 0);

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,8 +27,7 @@ struct Device {
   std::string name() const;  // "cpu", "cuda:0"
 };
 
-// A tensor in place, by reference. `owner`, when set, keeps the memory alive; if the owner is a
-// Python object, the binding holds it beside the reference.
+// A tensor in place, by reference.
 struct TensorRef {
   std::byte* data = nullptr;
   DType dtype = DType::uint8;
@@ -37,7 +35,6 @@ struct TensorRef {
   Shape strides;
   Device device;
   bool read_only = false;
-  std::shared_ptr<void> owner;
 };
 
 // Product of the dimensions. Empty: more than 64 dimensions, a negative one, or a product of the
