@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bind/bindings.h"
-#include "bind/context_manager.h"
 #include "bind/describe.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"

@@ -13,7 +13,6 @@
 #include "base/uid.h"
 #include "bind/bindings.h"
 #include "bind/blocking_wait.h"
-#include "bind/context_manager.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
@@ -132,13 +131,7 @@ nb::str dump() {
   if (state.context == nullptr || state.context->abandoned()) {
     return nb::str("moolink is not in use in this process\n");
   }
-  std::string dumped;
-  {
-    const auto context = state.context;
-    const GilRelease unlocked;
-    dumped = context->dump();
-  }
-  return nb::str(text(dumped));
+  return nb::str(text(without_gil([context = state.context] { return context->dump(); })));
 }
 
 std::vector<std::string> host_addresses(const std::string& interface) {
@@ -174,10 +167,7 @@ nb::dict verbs_info() {
   return result;
 }
 
-std::string host_key() {
-  const auto context = default_context();
-  return context->host_key().hex();
-}
+std::string host_key() { return default_context()->host_key().hex(); }
 
 std::string create_uid() { return Uid::from_entropy().hex().substr(0, 16); }
 

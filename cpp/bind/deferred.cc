@@ -7,7 +7,6 @@
 #include "bind/bindings.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/public_class.h"
 #include "bind/reference.h"
 #include "bind/user_code.h"
 
@@ -39,6 +38,12 @@ Error remote_error(nb::handle exception, const std::string& function) {
           .remote_type = type,
           .traceback = text_of(nb::str("").attr("join")(lines)),
           .ran = Ran::yes};
+}
+
+wire::Payload encode_for(runtime::Responder& responder, nb::handle value,
+                         const ValueOptions& options) {
+  Lender lender{responder.context(), nullptr, responder.recipient()};
+  return encode_value(value, options, lender.context->pool(), &lender);
 }
 
 bool send(runtime::Responder& responder, rpc::Reply reply) {
@@ -87,14 +92,19 @@ void send_value(runtime::Responder& responder, nb::handle value, const ValueOpti
   }
   rpc::Reply reply;
   try {
-    Lender lender{responder.context(), nullptr, responder.recipient()};
-    reply = encode_value(value, options, lender.context->pool(), &lender);
+    reply = encode_for(responder, value, options);
   } catch (nb::python_error& e) {
     reply = to_remote_error(e, responder.function());
   } catch (const std::exception& e) {  // the codec's: too deep, too large
     reply = unsendable(responder, "the result", e.what());
   }
   send(responder, std::move(reply));
+}
+
+void send_item(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
+  wire::Payload item = encode_for(responder, value, options);
+  await_engine(*responder.context());
+  responder.send_item(std::move(item));
 }
 
 void PyDeferred::require_unsent() const {
@@ -115,30 +125,30 @@ void PyDeferred::reply(nb::object value) {
   cancel_callbacks_.reset();
 }
 
-void PyDeferred::error(nb::handle exception) {
+void PyDeferred::finish(rpc::Reply reply) {
   require_unsent();
+  send(*responder_, std::move(reply));
+  cancel_callbacks_.reset();
+}
+
+void PyDeferred::error(nb::handle exception) {
   if (!PyExceptionInstance_Check(exception.ptr())) {
     throw nb::type_error("error() takes an exception instance");
   }
-  send(*responder_, remote_error(exception, responder_->function()));
-  cancel_callbacks_.reset();
+  finish(remote_error(exception, responder_->function()));
 }
 
 void PyDeferred::refuse(const std::string& reason) {
-  require_unsent();
-  send(*responder_,
-       Error{.code = ErrorCode::queue_full, .message = reason, .function = responder_->function()});
-  cancel_callbacks_.reset();
+  finish(
+      Error{.code = ErrorCode::queue_full, .message = reason, .function = responder_->function()});
 }
 
 void PyDeferred::reject(const std::string& reason) {
-  require_unsent();
   const std::string& function = responder_->function();
-  send(*responder_, Error{.code = ErrorCode::remote,
-                          .message = "the call of '" + function + "' was refused: " + reason,
-                          .function = function,
-                          .remote_type = "ValueError"});
-  cancel_callbacks_.reset();
+  finish(Error{.code = ErrorCode::remote,
+               .message = "the call of '" + function + "' was refused: " + reason,
+               .function = function,
+               .remote_type = "ValueError"});
 }
 
 // The callbacks are members here, for the garbage collector: they often refer to this object.
@@ -157,26 +167,15 @@ void PyDeferred::add_cancel_callback(nb::callable callback) {
   });
 }
 
-int PyDeferred::traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const PyDeferred* deferred = nb::inst_ptr<PyDeferred>(self);
-  if (!deferred->cancel_callbacks_) return 0;
-  for (const nb::object& callback : *deferred->cancel_callbacks_) Py_VISIT(callback.ptr());
-  return 0;
-}
-
-int PyDeferred::clear(PyObject* self) {
-  const auto callbacks = std::exchange(nb::inst_ptr<PyDeferred>(self)->cancel_callbacks_, nullptr);
+int PyDeferred::traverse(visitproc visit, void* arg) const {
+  if (!cancel_callbacks_) return 0;
+  for (const nb::object& callback : *cancel_callbacks_) Py_VISIT(callback.ptr());
   return 0;
 }
 
 bool PyStreamReturn::item(nb::object value) {
   require_unsent();
-  Lender lender{responder_->context(), nullptr, responder_->recipient()};
-  wire::Payload item = encode_value(value, *options_, lender.context->pool(), &lender);
-  await_engine(*lender.context);
-  responder_->send_item(std::move(item));
+  send_item(*responder_, value, *options_);
   return responder_->has_room();
 }
 
@@ -186,19 +185,9 @@ void PyStreamReturn::when_room(nb::callable callback) {
       [callback = Reference(std::move(callback))] { call_back(callback.borrow()); });
 }
 
-namespace {
-
-PyType_Slot deferred_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&PyDeferred::traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(&PyDeferred::clear)},
-    {0, nullptr},
-};
-
-}  // namespace
-
 void bind_deferred(nb::module_& m) {
   auto deferred = public_class<PyDeferred>(
-      m, "RpcDeferredReturn", nb::type_slots(deferred_slots),
+      m, "RpcDeferredReturn", nb::type_slots(collected_slots<PyDeferred>),
       "The reply of a define_deferred handler: call it once, from any thread.");
   deferred
       .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),
@@ -221,7 +210,8 @@ void bind_deferred(nb::module_& m) {
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.")
       .def("__repr__", &PyDeferred::repr);
-  nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn", nb::type_slots(deferred_slots),
+  nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn",
+                                         nb::type_slots(collected_slots<PyDeferred>),
                                          "The items and then the reply of a streamed call.")
       .def("item", &PyStreamReturn::item, nb::arg("value"),
            nb::sig("def item(self, value: typing.Any) -> bool"),

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -26,6 +27,8 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 
 // Encodes and sends; sends an exception of the encoding instead. Needs the GIL.
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
+// Encodes and sends an item of a stream; throws what the encoding does. Needs the GIL.
+void send_item(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
 
 // Python's RpcDeferredReturn: the reply of a define_deferred handler.
 class PyDeferred {
@@ -42,13 +45,14 @@ class PyDeferred {
   bool cancelled() const { return responder_->cancelled(); }
   std::string repr() const;
 
-  static int traverse(PyObject* self, visitproc visit, void* arg);
-  static int clear(PyObject* self);
+  int traverse(visitproc visit, void* arg) const;
+  void clear() { const auto dropped = std::exchange(cancel_callbacks_, nullptr); }
 
  protected:
   using Callbacks = std::vector<nb::object>;
 
   void require_unsent() const;
+  void finish(rpc::Reply reply);
 
   std::shared_ptr<runtime::Responder> responder_;
   std::shared_ptr<const ValueOptions> options_;

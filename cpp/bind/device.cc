@@ -20,7 +20,6 @@
 namespace moolink::bind {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 // A tensor whose elements span more memory is not copied with its gaps.
 constexpr std::size_t kWidestSpan = 16;  // times its elements
 constexpr std::size_t kSmallSpan = std::size_t{1} << 20;
@@ -41,13 +40,6 @@ std::uint32_t usable_devices() {
   }
 }
 
-// A host array for JAX, which copies it to the device itself.
-nb::object put_by_jax(std::span<const std::byte> elements, wire::TensorHead head,
-                      std::uint32_t device) {
-  const MutableBuffer memory = host_copy(elements);
-  return device_arrays().attr("put_by_jax")(export_tensor(memory, head, ArrayKind::numpy), device);
-}
-
 // Elements of the host's memory or of a device, that of another process, too.
 void copy_to_place(device::Stream& stream, std::span<const std::byte> elements, std::byte* place) {
   const auto block = device::block_of(elements.data());
@@ -61,11 +53,8 @@ void copy_to_place(device::Stream& stream, std::span<const std::byte> elements, 
 
 // Peers on this machine may lend the device's memory from now on.
 void say_that_it_receives(int device) {
-  std::string refusal;
-  {
-    const GilRelease released;
-    refusal = device::Devices::process().receives(device);
-  }
+  const std::string refusal =
+      without_gil([&] { return device::Devices::process().receives(device); });
   static bool told = false;  // with the GIL
   if (refusal.empty() || std::exchange(told, true)) return;
   const auto context = default_context();
@@ -172,7 +161,10 @@ std::optional<std::uint32_t> device_for(const wire::TensorHead& head, ArrayKind 
 nb::object export_to_device(std::span<const std::byte> elements, const wire::TensorHead& head,
                             ArrayKind arrays, std::uint32_t device) {
   const ArrayKind kind = array_kind(head, arrays);
-  if (kind == ArrayKind::jax) return put_by_jax(elements, head, device);
+  if (kind == ArrayKind::jax) {  // it copies a host array to the device itself
+    const nb::object array = export_tensor(host_copy(elements), head, ArrayKind::numpy);
+    return device_arrays().attr("put_by_jax")(array, device);
+  }
   const std::string dtype(tensor::dtype_name(head.dtype));
   const nb::tuple shape(nb::cast(head.shape));
   // The array, the address of its elements, and the stream whose work may still use that memory.

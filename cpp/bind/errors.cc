@@ -6,16 +6,13 @@
 #include <string>
 #include <system_error>
 
+#include "base/enum_names.h"
 #include "bind/bindings.h"
 
 namespace moolink::bind {
 namespace {
 
-const char* ran_text(Ran ran) {
-  static constexpr const char* kTexts[] = {"no", "maybe", "yes"};
-  static_assert(std::size(kTexts) == static_cast<std::size_t>(Ran::yes) + 1);
-  return kTexts[static_cast<std::size_t>(ran > Ran::yes ? Ran::maybe : ran)];
-}
+constexpr auto kRanNames = enum_names<Ran::yes>("no", "maybe", "yes");
 
 nb::object text_or_none(const std::string& value) {
   return value.empty() ? nb::object(nb::none()) : text(value);
@@ -25,14 +22,12 @@ void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Exception& e) {
-    const nb::object exception = to_exception(e.error());
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    set_raised(to_exception(e.error()));
   } catch (const std::system_error& e) {
     // Other categories have their own numbers. EAGAIN would become a BlockingIOError, which
     // suggests a retry, although there can be no more threads.
     if (e.code().category() != std::generic_category() || e.code().value() == EAGAIN) throw;
-    const nb::object exception = nb::handle(PyExc_OSError)(e.code().value(), text(e.what()));
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    set_raised(nb::handle(PyExc_OSError)(e.code().value(), text(e.what())));
   }
 }
 
@@ -52,7 +47,7 @@ nb::object text(std::string_view utf8) {
       PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "replace"));
 }
 
-nb::object to_exception(const Error& error) {
+nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail) {
   if (error.code == ErrorCode::invalid_argument) {
     return nb::handle(PyExc_ValueError)(text(error.message));
   }
@@ -60,19 +55,17 @@ nb::object to_exception(const Error& error) {
   nb::dict details;
   details["peer"] = text_or_none(error.peer);
   details["function"] = text_or_none(error.function);
-  details["ran"] = ran_text(error.ran);
+  details["ran"] = kRanNames[error.ran];
   if (error.code == ErrorCode::remote) {
     details["remote_type"] = text(error.remote_type);
     details["remote_traceback"] = text(error.traceback);
   }
-  return type(text(error.message), **details);
-}
-
-nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail) {
-  nb::object exception = to_exception(error);
+  nb::object exception = type(text(error.message), **details);
   if (detail) exception.attr("detail") = text(*detail);
   return exception;
 }
+
+void set_raised(nb::handle exception) { PyErr_SetObject(exception.type().ptr(), exception.ptr()); }
 
 // Every moolink::Exception that reaches Python becomes such an object.
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }

@@ -20,10 +20,11 @@ nb::object text(std::string_view utf8);
 // The name of the class: of moolink/errors.py, or ValueError.
 const char* class_name(ErrorCode code);
 
-// The exception object; needs the GIL.
-nb::object to_exception(const Error& error);
+// The exception object, with the waits at the time-out if they are known; needs the GIL.
+nb::object to_exception(const Error& error,
+                        const std::shared_ptr<const std::string>& detail = nullptr);
 
-// The same, with the waits at the time-out if they are known.
-nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail);
+// Makes it the thread's error, as `raise` does; the caller throws or returns that there is one.
+void set_raised(nb::handle exception);
 
 }  // namespace moolink::bind

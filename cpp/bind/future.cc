@@ -10,7 +10,6 @@
 #include "bind/context.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/public_class.h"
 #include "bind/reference.h"
 #include "bind/user_code.h"
 
@@ -18,7 +17,7 @@ namespace moolink::bind {
 namespace {
 
 [[noreturn]] void raise(const nb::object& exception) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  set_raised(exception);
   throw nb::python_error();
 }
 
@@ -34,12 +33,6 @@ nb::object await(nb::handle self) {
   return nb::module_::import_("moolink.rpc.asyncio_bridge").attr("wait_for")(self);
 }
 
-PyType_Slot future_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&PyFuture::traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(&PyFuture::clear)},
-    {0, nullptr},
-};
-
 }  // namespace
 
 std::string Subject::text() const {
@@ -53,11 +46,7 @@ bool PyFuture::wait(std::optional<double> timeout) {
   if (future_->done()) return true;
   const Time deadline = deadline_after(timeout);
   const auto interrupt = signal_check();
-  bool over = false;
-  {
-    const GilRelease unlocked;
-    over = future_->wait(deadline, interrupt);
-  }
+  const bool over = without_gil([&] { return future_->wait(deadline, interrupt); });
   release_dropped();  // such as the operation's inputs
   return over;
 }
@@ -151,25 +140,20 @@ nb::object PyFuture::released() {
       nb::rv_policy::take_ownership);
 }
 
-int PyFuture::traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const PyFuture* future = nb::inst_ptr<PyFuture>(self);
-  Py_VISIT(future->value_.ptr());
-  Py_VISIT(future->exception_.ptr());
+int PyFuture::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(value_.ptr());
+  Py_VISIT(exception_.ptr());
   return 0;
 }
 
-int PyFuture::clear(PyObject* self) {
-  PyFuture* future = nb::inst_ptr<PyFuture>(self);
-  future->value_.reset();
-  future->exception_.reset();
-  return 0;
+void PyFuture::clear() {
+  value_.reset();
+  exception_.reset();
 }
 
 void bind_future(nb::module_& m) {
   auto future =
-      public_class<PyFuture>(m, "Future", nb::type_slots(future_slots),
+      public_class<PyFuture>(m, "Future", nb::type_slots(collected_slots<PyFuture>),
                              "The outcome of a call or operation. It may be read any number of "
                              "times, from any thread, and "
                              "awaited by many tasks on any event loops.");

@@ -51,11 +51,12 @@ class PyFuture {
   std::string repr() const;
 
   const std::shared_ptr<runtime::Future>& future() const { return future_; }
+  runtime::Awaitable& awaitable() const { return *future_; }
   // The value or exception of a future that is done; decoded once.
   nb::object value();
 
-  static int traverse(PyObject* self, visitproc visit, void* arg);
-  static int clear(PyObject* self);
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
 
  private:
   void decode();

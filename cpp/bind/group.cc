@@ -5,15 +5,17 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
+#include "base/at_fork.h"
 #include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/device.h"
 #include "bind/future.h"
 #include "bind/gil.h"
-#include "bind/program_groups.h"
 #include "bind/reference.h"
 
 namespace moolink::bind {
@@ -57,19 +59,8 @@ Buffer lend(const ImportedTensor& input) {
 
 // An array of numpy, torch or JAX; empty: anything else.
 std::optional<ImportedTensor> import_plain(nb::handle array) {
-  std::optional<ImportedTensor> given;
-  try {
-    given = import_tensor(array);
-  } catch (Exception&) {
-    return std::nullopt;
-  } catch (nb::python_error&) {
-    return std::nullopt;
-  } catch (nb::builtin_exception&) {
-    return std::nullopt;
-  }
-  const bool plain =
-      given && given->numpy_type.empty() && given->framework != wire::Framework::other;
-  return plain ? given : std::nullopt;
+  auto given = try_import(array);
+  return given && given->framework != wire::Framework::other ? std::move(given) : std::nullopt;
 }
 
 // Whether the result of `given` can go into `place`: its own memory, or other memory; both the
@@ -113,15 +104,53 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
   }
 }
 
+// The groups of this process, for compiled programs.
+class ProgramGroups {
+ public:
+  // Never destroyed: programs may run until the very end of the process.
+  static ProgramGroups& process() {
+    static ProgramGroups* const known = new ProgramGroups;
+    return *known;
+  }
+
+  std::string add(const std::shared_ptr<runtime::GroupPeer>& group) {
+    const std::lock_guard guard(mutex_);
+    std::string key = group->name();
+    for (int number = 2; by_key_.contains(key) && !by_key_[key].expired(); ++number) {
+      key = group->name() + "#" + std::to_string(number);
+    }
+    by_key_[key] = group;
+    return key;
+  }
+  void remove(const std::string& key) {
+    const std::lock_guard guard(mutex_);
+    by_key_.erase(key);
+  }
+  std::shared_ptr<runtime::GroupPeer> find(const std::string& key) {
+    const std::lock_guard guard(mutex_);
+    const auto found = by_key_.find(key);
+    return found == by_key_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  HeldOverForks over_forks_{mutex_};
+  std::map<std::string, std::weak_ptr<runtime::GroupPeer>> by_key_;
+};
+
 }  // namespace
+
+std::shared_ptr<runtime::GroupPeer> find_program_group(const std::string& key) {
+  return ProgramGroups::process().find(key);
+}
 
 PyGroup::PyGroup(const PyRpc& rpc, const std::string& name) : options_(rpc.options()) {
   group_ = std::make_shared<runtime::GroupPeer>(rpc.peer(), name);
-  program_key_ = add_program_group(group_);
+  program_key_ = ProgramGroups::process().add(group_);
 }
 
 void PyGroup::close() {
-  if (!program_key_.empty()) remove_program_group(std::exchange(program_key_, {}));
+  if (!program_key_.empty()) ProgramGroups::process().remove(std::exchange(program_key_, {}));
   const GilRelease unlocked;
   group_->close();
 }
@@ -200,12 +229,10 @@ nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
   options_.copies->add(given.copy_reason(), given.bytes());
   Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
   Subject subject{collective::kKindNames[spec.kind], name, {}};
-  std::shared_ptr<runtime::Future> future;
-  {
-    const GilRelease unlocked;
-    future =
-        group_->collective(name, std::move(spec), std::move(input), std::move(output), lent, retry);
-  }
+  auto future = without_gil([&] {
+    return group_->collective(name, std::move(spec), std::move(input), std::move(output), lent,
+                              retry);
+  });
   return nb::cast(new PyFuture(std::move(future), std::move(decode), std::move(subject)),
                   nb::rv_policy::take_ownership);
 }
@@ -260,11 +287,9 @@ nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, 
                   name](const std::vector<wire::Payload>& values) {
     return fold(values, operation.borrow(), options, name);
   };
-  std::shared_ptr<runtime::Future> future;
-  {
-    const GilRelease unlocked;
-    future = group_->all_reduce_value(name, std::move(payload), std::move(combine), retry);
-  }
+  auto future = without_gil([&] {
+    return group_->all_reduce_value(name, std::move(payload), std::move(combine), retry);
+  });
   auto decode = [options = options_, &pool](const wire::Payload& result) {
     return decode_value(wire::private_copy(result, pool), options);
   };

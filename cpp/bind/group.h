@@ -55,7 +55,8 @@ class PyGroup {
   nb::object all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
                               bool retry);
   void close();
-  // The key by which compiled programs find it.
+  // The key by which compiled programs find it: its name, and a number if another open group of
+  // this process has it.
   const std::string& program_key() const { return program_key_; }
 
   const std::shared_ptr<runtime::GroupPeer>& group() const { return group_; }
@@ -69,5 +70,10 @@ class PyGroup {
   std::shared_ptr<runtime::GroupPeer> group_;
   std::string program_key_;
 };
+
+// The group of this process with the key: by a text, because a compiled program may outlive the
+// group object that it was traced with, and be stored on disk. Null: there is none, or it was
+// closed.
+std::shared_ptr<runtime::GroupPeer> find_program_group(const std::string& key);
 
 }  // namespace moolink::bind

@@ -2,6 +2,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string_view>
+
 namespace moolink::bind {
 
 namespace nb = nanobind;
@@ -17,6 +22,9 @@ class HeldBuffer {
   ~HeldBuffer() { PyBuffer_Release(&view_); }
 
   [[nodiscard]] const Py_buffer& view() const { return view_; }
+  [[nodiscard]] std::span<const Py_ssize_t> shape() const {
+    return {view_.shape, static_cast<std::size_t>(view_.ndim)};
+  }
   template <class T>
   [[nodiscard]] T* data() const {
     return static_cast<T*>(view_.buf);
@@ -25,5 +33,20 @@ class HeldBuffer {
  private:
   Py_buffer view_{};
 };
+
+// The memory of an array without gaps of exactly this shape and format; null for any other object.
+// It stays while the array does.
+inline const std::byte* exact_memory(nb::handle array, std::span<const Py_ssize_t> shape,
+                                     std::string_view format) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();  // no array, one with gaps, or of a dtype without a buffer format
+    return nullptr;
+  }
+  const std::span its(view.shape, static_cast<std::size_t>(view.ndim));
+  const bool fits = std::ranges::equal(its, shape) && view.format == format;
+  PyBuffer_Release(&view);
+  return fits ? static_cast<const std::byte*>(view.buf) : nullptr;
+}
 
 }  // namespace moolink::bind

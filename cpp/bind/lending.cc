@@ -14,7 +14,6 @@
 #include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/gil.h"
-#include "bind/public_class.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
 #include "bind/user_code.h"
@@ -68,12 +67,6 @@ void fill_block(const Block& block, const nb::list& arrays,
   });
 }
 
-PyType_Slot lent_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&PyLent::traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(&PyLent::clear)},
-    {0, nullptr},
-};
-
 }  // namespace
 
 const PyLent* PyLent::of(nb::handle object) {
@@ -88,25 +81,20 @@ std::shared_ptr<const void> PyLent::release(std::shared_ptr<runtime::Context> co
                              [callback = Reference(on_release_)] { call_back(callback.borrow()); });
 }
 
-int PyLent::traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const PyLent* lent = nb::inst_ptr<PyLent>(self);
-  Py_VISIT(lent->value_.ptr());
-  Py_VISIT(lent->on_release_.ptr());
+int PyLent::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(value_.ptr());
+  Py_VISIT(on_release_.ptr());
   return 0;
 }
 
-int PyLent::clear(PyObject* self) {
-  PyLent* lent = nb::inst_ptr<PyLent>(self);
-  lent->value_ = nb::none();
-  lent->on_release_ = nb::none();
-  return 0;
+void PyLent::clear() {
+  value_ = nb::none();
+  on_release_ = nb::none();
 }
 
 void bind_lending(nb::module_& m) {
   auto lent =
-      public_class<PyLent>(m, "Lent", nb::type_slots(lent_slots),
+      public_class<PyLent>(m, "Lent", nb::type_slots(collected_slots<PyLent>),
                            "A value whose arrays are lent where it is sent; see moolink.lend.");
   lent.def(nb::init<nb::object, nb::object>(), nb::arg("value").none(),
            nb::arg("on_release") = nb::none(),

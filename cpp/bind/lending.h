@@ -24,8 +24,8 @@ class PyLent {
   // Kept by every reader of one message's lent memory; null: no callback was given.
   std::shared_ptr<const void> release(std::shared_ptr<runtime::Context> context) const;
 
-  static int traverse(PyObject* self, visitproc visit, void* arg);
-  static int clear(PyObject* self);
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
 
  private:
   nb::object value_;

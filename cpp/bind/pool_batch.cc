@@ -1,88 +1,112 @@
-#include "bind/pool_batch.h"
+// A pool's work on the arrays of one batch at each step: actions in, episodes counted.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "bind/bindings.h"
+#include "bind/held_buffer.h"
 
 namespace moolink::bind {
+namespace {
 
-ActionNumbers::ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high)
-    : room_(room, PyBUF_CONTIG | PyBUF_FORMAT), low_(low), high_(high) {
-  if (room_.view().ndim != 1 || room_.view().itemsize != sizeof(std::int64_t)) {
-    throw nb::value_error("actions are int64 numbers, one a row");
+// The array for a batch's actions, which are int64 numbers.
+class ActionNumbers {
+ public:
+  ActionNumbers(nb::handle room, std::int64_t low, std::int64_t high)
+      : room_(room, PyBUF_CONTIG | PyBUF_FORMAT), low_(low), high_(high) {
+    if (room_.view().ndim != 1 || room_.view().itemsize != sizeof(std::int64_t)) {
+      throw nb::value_error("actions are int64 numbers, one a row");
+    }
   }
-}
 
-bool ActionNumbers::write(nb::handle given) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();  // Not a numpy array, or not a contiguous one.
-    return false;
+  // Copies an int64 array of one number for each row, if all are within the bounds. Returns false,
+  // and copies nothing, for any other object.
+  bool write(nb::handle given) {
+    const std::byte* memory = exact_memory(given, room_.shape(), room_.view().format);
+    if (memory == nullptr) return false;
+    const std::span numbers(reinterpret_cast<const std::int64_t*>(memory),
+                            static_cast<std::size_t>(room_.shape()[0]));
+    const auto fits = [this](std::int64_t number) { return low_ <= number && number <= high_; };
+    if (!std::ranges::all_of(numbers, fits)) return false;
+    std::ranges::copy(numbers, room_.data<std::int64_t>());
+    return true;
   }
-  const Py_buffer& room = room_.view();
-  const std::span numbers(static_cast<const std::int64_t*>(view.buf), room.shape[0]);
-  const auto fits = [this](std::int64_t number) { return low_ <= number && number <= high_; };
-  const bool all_fit = view.ndim == 1 && view.shape[0] == room.shape[0] &&
-                       std::string_view(view.format) == room.format &&
-                       std::all_of(numbers.begin(), numbers.end(), fits);
-  if (all_fit) std::copy(numbers.begin(), numbers.end(), room_.data<std::int64_t>());
-  PyBuffer_Release(&view);
-  return all_fit;
-}
 
-EpisodeCounts::EpisodeCounts(nb::handle reward, nb::handle terminated, nb::handle truncated,
-                             nb::handle done, nb::handle episode_return, nb::handle episode_step,
-                             nb::handle sum)
-    : reward_(reward, PyBUF_CONTIG),
-      terminated_(terminated, PyBUF_CONTIG),
-      truncated_(truncated, PyBUF_CONTIG),
-      done_(done, PyBUF_CONTIG),
-      return_(episode_return, PyBUF_CONTIG),
-      steps_(episode_step, PyBUF_CONTIG),
-      sum_(sum, PyBUF_CONTIG),
-      rows_(static_cast<std::size_t>(done_.view().len)) {
-  for (const HeldBuffer* four : {&reward_, &return_}) {
-    if (static_cast<std::size_t>(four->view().len) != 4 * rows_) {
-      throw nb::value_error("rewards and returns are float32, one a row");
-    }
-  }
-  for (const HeldBuffer* eight : {&steps_, &sum_}) {
-    if (static_cast<std::size_t>(eight->view().len) != 8 * rows_) {
-      throw nb::value_error("steps are int64 and sums float64, one a row");
-    }
-  }
-  for (const HeldBuffer* flags : {&terminated_, &truncated_}) {
-    if (static_cast<std::size_t>(flags->view().len) != rows_) {
-      throw nb::value_error("flags are bool, one a row");
-    }
-  }
-}
+ private:
+  HeldBuffer room_;
+  std::int64_t low_;
+  std::int64_t high_;
+};
 
-void EpisodeCounts::count_step() {
-  const float* rewards = reward_.data<float>();
-  const bool* terminated = terminated_.data<bool>();
-  const bool* truncated = truncated_.data<bool>();
-  bool* done = done_.data<bool>();
-  float* returns = return_.data<float>();
-  auto* steps = steps_.data<std::int64_t>();
-  auto* sums = sum_.data<double>();
-  for (std::size_t row = 0; row < rows_; ++row) {
-    if (done[row]) {
-      sums[row] = 0.0;
-      steps[row] = 0;
+// The episodes of a batch: the totals of its steps' results.
+class EpisodeCounts {
+ public:
+  EpisodeCounts(nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle done,
+                nb::handle episode_return, nb::handle episode_step, nb::handle sum)
+      : reward_(reward, PyBUF_CONTIG),
+        terminated_(terminated, PyBUF_CONTIG),
+        truncated_(truncated, PyBUF_CONTIG),
+        done_(done, PyBUF_CONTIG),
+        return_(episode_return, PyBUF_CONTIG),
+        steps_(episode_step, PyBUF_CONTIG),
+        sum_(sum, PyBUF_CONTIG),
+        rows_(static_cast<std::size_t>(done_.view().len)) {
+    for (const HeldBuffer* four : {&reward_, &return_}) {
+      if (static_cast<std::size_t>(four->view().len) != 4 * rows_) {
+        throw nb::value_error("rewards and returns are float32, one a row");
+      }
     }
-    if (begun_) {
-      sums[row] += rewards[row];
-      ++steps[row];
+    for (const HeldBuffer* eight : {&steps_, &sum_}) {
+      if (static_cast<std::size_t>(eight->view().len) != 8 * rows_) {
+        throw nb::value_error("steps are int64 and sums float64, one a row");
+      }
     }
-    done[row] = terminated[row] || truncated[row];
-    returns[row] = static_cast<float>(sums[row]);
+    for (const HeldBuffer* flags : {&terminated_, &truncated_}) {
+      if (static_cast<std::size_t>(flags->view().len) != rows_) {
+        throw nb::value_error("flags are bool, one a row");
+      }
+    }
   }
-  begun_ = true;
-}
+
+  // Counts a step whose results are in the arrays; a batch's first one is a reset.
+  void count_step() {
+    const float* rewards = reward_.data<float>();
+    const bool* terminated = terminated_.data<bool>();
+    const bool* truncated = truncated_.data<bool>();
+    bool* done = done_.data<bool>();
+    float* returns = return_.data<float>();
+    auto* steps = steps_.data<std::int64_t>();
+    auto* sums = sum_.data<double>();
+    for (std::size_t row = 0; row < rows_; ++row) {
+      if (done[row]) {
+        sums[row] = 0.0;
+        steps[row] = 0;
+      }
+      if (begun_) {
+        sums[row] += rewards[row];
+        ++steps[row];
+      }
+      done[row] = terminated[row] || truncated[row];
+      returns[row] = static_cast<float>(sums[row]);
+    }
+    begun_ = true;
+  }
+
+ private:
+  HeldBuffer reward_;
+  HeldBuffer terminated_;
+  HeldBuffer truncated_;
+  HeldBuffer done_;
+  HeldBuffer return_;
+  HeldBuffer steps_;
+  HeldBuffer sum_;
+  std::size_t rows_;
+  bool begun_ = false;
+};
+
+}  // namespace
 
 void bind_pool_batch(nb::module_& m) {
   nb::class_<ActionNumbers>(m, "ActionNumbers",

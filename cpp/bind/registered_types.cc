@@ -9,6 +9,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/enum_names.h"
+
 namespace moolink::bind {
 namespace {
 
@@ -37,11 +39,9 @@ bool register_late(nb::handle what) {
 }
 
 TypeForm parse_form(std::string_view text) {
-  if (text == "dataclass") return TypeForm::dataclass;
-  if (text == "namedtuple") return TypeForm::namedtuple;
-  if (text == "enum") return TypeForm::enumeration;
-  if (text == "flags") return TypeForm::flags;
-  if (text == "converted") return TypeForm::converted;
+  static constexpr auto kNames =
+      enum_names<TypeForm::converted>("dataclass", "namedtuple", "enum", "flags", "converted");
+  if (const auto form = kNames.find(text)) return *form;
   throw nb::value_error("unknown form of a type");
 }
 

@@ -159,12 +159,9 @@ class ReplayCore {
     const Replay::Picked picked =
         replay_->sample(table, count, deadline(timeout), wait_unlocked, interrupt(stop));
     if (picked.size() == 0) return nb::none();
-    std::vector<MutableBuffer> copied;
-    {
-      const GilRelease unlocked;
-      Allocator& allocator = lend ? static_cast<Allocator&>(context->lending()) : context->pool();
-      copied = replay_->copy(picked, allocator, lend);
-    }
+    Allocator& allocator = lend ? static_cast<Allocator&>(context->lending()) : context->pool();
+    std::vector<MutableBuffer> copied =
+        without_gil([&] { return replay_->copy(picked, allocator, lend); });
     nb::list batch;
     for (std::size_t i = 0; i < copied.size(); ++i) {
       const ReplayColumn& layout = picked.layouts[i];

@@ -244,15 +244,10 @@ void PyRpc::define_streamed(const std::string& name, nb::callable function) {
 }
 
 void PyRpc::undefine(const std::string& name) {
-  bool defined = false;
   const auto interrupt = signal_check();
   // Extracted first: while this waits for running calls, another thread may define the name again.
   auto function = functions_->extract(name);
-  {
-    const GilRelease unlocked;
-    defined = peer_->undefine(name, interrupt);
-  }
-  if (!defined) {
+  if (!without_gil([&] { return peer_->undefine(name, interrupt); })) {
     throw Exception(ErrorCode::invalid_argument, "function '" + name + "' is not defined");
   }
   function = {};
@@ -292,8 +287,9 @@ nb::object PyRpc::start(const std::string& peer, const std::string& function, Ou
   }
   // Neither a long copy nor another thread's lock may stop the other Python threads.
   if (future == nullptr) {
-    const GilRelease unlocked;
-    future = peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
+    future = without_gil([&] {
+      return peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
+    });
   }
   return future_of(std::move(future), peer, function, std::move(call.released));
 }
@@ -328,15 +324,13 @@ nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::str
   nb::dict futures;
   for (const std::string& peer : peers) {
     if (futures.contains(peer.c_str())) continue;
-    std::shared_ptr<runtime::Future> future;
-    {
-      const GilRelease unlocked;
+    auto future = without_gil([&] {
       // A call to itself decodes the very bytes that are sent to the others.
       wire::Payload own = peer == peer_->name()
                               ? wire::private_copy(call.payload, peer_->context()->pool())
                               : call.payload;
-      future = peer_->call(peer, function, std::move(own), call.timeout, call.lane);
-    }
+      return peer_->call(peer, function, std::move(own), call.timeout, call.lane);
+    });
     futures[peer.c_str()] = future_of(std::move(future), peer, function, call.released);
   }
   return futures;
@@ -353,12 +347,10 @@ nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::
 nb::object PyRpc::stream(const std::string& peer, const std::string& function,
                          const nb::args& arguments, const nb::kwargs& keywords) {
   Outgoing call = outgoing(&peer, arguments, keywords);
-  std::shared_ptr<runtime::Stream> stream;
-  {
-    const GilRelease unlocked;
-    stream = peer_->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
-                           kStreamCredit);
-  }
+  auto stream = without_gil([&] {
+    return peer_->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
+                         kStreamCredit);
+  });
   return nb::cast(new PyStream(std::move(stream), options_), nb::rv_policy::take_ownership);
 }
 
@@ -395,19 +387,14 @@ nb::dict PyRpc::explain(const std::string& peer) const {
 
 // --- garbage collection: handlers often refer to the owner of the Rpc
 
-int PyRpc::traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  for (const auto& [name, function] : *nb::inst_ptr<PyRpc>(self)->functions_) {
-    Py_VISIT(function.get());
-  }
+int PyRpc::traverse(visitproc visit, void* arg) const {
+  for (const auto& [name, function] : *functions_) Py_VISIT(function.get());
   return 0;
 }
 
-int PyRpc::clear(PyObject* self) {
-  nb::inst_ptr<PyRpc>(self)->functions_->clear();
+void PyRpc::clear() {
+  functions_->clear();
   release_dropped();
-  return 0;
 }
 
 }  // namespace moolink::bind

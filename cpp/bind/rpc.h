@@ -72,8 +72,8 @@ class PyRpc {
   const std::shared_ptr<runtime::RpcPeer>& peer() const { return peer_; }
   const ValueOptions& options() const { return *options_; }
 
-  static int traverse(PyObject* self, visitproc visit, void* arg);
-  static int clear(PyObject* self);
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
 
  private:
   // Common to every kind of call.

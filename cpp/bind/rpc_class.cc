@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bindings.h"
-#include "bind/context_manager.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"
 
@@ -15,12 +14,6 @@ namespace moolink::bind {
 namespace {
 
 constexpr double kDefaultTimeout = 120;  // seconds; moolib's
-
-PyType_Slot rpc_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(&PyRpc::traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(&PyRpc::clear)},
-    {0, nullptr},
-};
 
 constexpr const char* kRpcDoc =
     R"(A peer: it has a unique name, calls functions of other peers and is called.
@@ -227,7 +220,7 @@ void bind_reports(nb::class_<PyRpc>& rpc) {
 }  // namespace
 
 void bind_rpc(nb::module_& m) {
-  nb::class_<PyRpc> rpc(m, "RpcCore", nb::type_slots(rpc_slots), kRpcDoc);
+  nb::class_<PyRpc> rpc(m, "RpcCore", nb::type_slots(collected_slots<PyRpc>), kRpcDoc);
   bind_peer(rpc);
   bind_functions(rpc);
   bind_calls(rpc);

@@ -4,11 +4,9 @@
 
 #include "bind/bindings.h"
 #include "bind/context.h"
-#include "bind/context_manager.h"
 #include "bind/deferred.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/public_class.h"
 #include "bind/reference.h"
 #include "bind/user_code.h"
 
@@ -50,10 +48,7 @@ class Yielder : public std::enable_shared_from_this<Yielder> {
       return false;
     }
     try {
-      Lender lender{responder_->context(), nullptr, responder_->recipient()};
-      wire::Payload payload = encode_value(item, *options_, lender.context->pool(), &lender);
-      await_engine(*lender.context);
-      responder_->send_item(std::move(payload));
+      send_item(*responder_, item, *options_);
       return true;
     } catch (nb::python_error& e) {
       responder_->send(to_remote_error(e, responder_->function()));
@@ -100,8 +95,7 @@ std::optional<nb::object> PyStream::take() {
 void PyStream::end(PyObject* stop) {
   const Error* error = std::get_if<Error>(&stream_->outcome());
   if (error != nullptr && !std::exchange(raised_, true)) {
-    const nb::object exception = to_exception(*error, stream_->detail());
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    set_raised(to_exception(*error, stream_->detail()));
   } else {
     PyErr_SetNone(stop);
   }

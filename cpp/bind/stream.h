@@ -30,7 +30,7 @@ class PyStream {
   nb::tuple poll();
   void close();
 
-  const std::shared_ptr<runtime::Stream>& stream() const { return stream_; }
+  runtime::Awaitable& awaitable() const { return *stream_; }
 
  private:
   std::optional<nb::object> take();

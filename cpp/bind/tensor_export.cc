@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/enum_names.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
@@ -264,10 +265,8 @@ ArrayKind kind_of_sender(wire::Framework framework) {
 }  // namespace
 
 ArrayKind parse_array_kind(std::string_view text) {
-  if (text == "same") return ArrayKind::same;
-  if (text == "numpy") return ArrayKind::numpy;
-  if (text == "torch") return ArrayKind::torch;
-  if (text == "jax") return ArrayKind::jax;
+  static constexpr auto kNames = enum_names<ArrayKind::jax>("same", "numpy", "torch", "jax");
+  if (const auto kind = kNames.find(text)) return *kind;
   const std::string message =
       "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"" + std::string(text) + "\"";
   throw nb::value_error(message.c_str());

@@ -1,57 +1,72 @@
-#include "bind/tensor_layouts.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "bind/bindings.h"
 #include "bind/tensor.h"
 
 namespace moolink::bind {
+namespace {
 
-TensorLayouts::TensorLayouts(const std::vector<Layout>& layouts) {
-  for (const auto& [shape, name] : layouts) {
-    const auto dtype = tensor::dtype_from_name(name);
-    if (!dtype) throw Exception(ErrorCode::invalid_argument, "no element type " + name);
-    wanted_.push_back({shape, *dtype});
+// The required layouts of the tensors of a list, checked each time: users resize, move and replace
+// them.
+class TensorLayouts {
+ public:
+  using Layout = std::pair<tensor::Shape, std::string>;  // shape, dtype
+
+  explicit TensorLayouts(const std::vector<Layout>& layouts) {
+    for (const auto& [shape, name] : layouts) {
+      const auto dtype = tensor::dtype_from_name(name);
+      if (!dtype) throw Exception(ErrorCode::invalid_argument, "no element type " + name);
+      wanted_.push_back({shape, *dtype});
+    }
   }
-}
 
-std::optional<std::vector<std::uintptr_t>> TensorLayouts::addresses(const nb::list& tensors) const {
-  if (tensors.size() != wanted_.size()) return std::nullopt;
-  std::vector<std::uintptr_t> addresses;
-  addresses.reserve(wanted_.size());
-  try {
+  // The addresses of the elements, 0 for None; empty unless all have the required layout, in host
+  // memory and without gaps.
+  std::optional<std::vector<std::uintptr_t>> addresses(const nb::list& tensors) const {
+    if (tensors.size() != wanted_.size()) return std::nullopt;
+    std::vector<std::uintptr_t> addresses;
+    addresses.reserve(wanted_.size());
     for (std::size_t i = 0; i < wanted_.size(); ++i) {
       const nb::handle value = tensors[i];
       if (value.is_none()) {
         addresses.push_back(0);
         continue;
       }
-      const auto imported = import_tensor(value);
+      const auto imported = try_import(value);
       // For a view that is conjugated or negated on reading, the importer owns another tensor.
-      if (!imported || !imported->numpy_type.empty() || !imported->owner.is(value)) {
+      if (!imported || !imported->owner.is(value) || !wanted_[i].fits(*imported)) {
         return std::nullopt;
       }
-      const tensor::TensorRef& tensor = imported->tensor;
-      if (!tensor.device.is_cpu() || tensor.dtype != wanted_[i].dtype ||
-          tensor.shape != wanted_[i].shape ||
-          !tensor::is_contiguous(tensor.shape, tensor.strides)) {
-        return std::nullopt;
-      }
-      addresses.push_back(reinterpret_cast<std::uintptr_t>(tensor.data));
+      addresses.push_back(reinterpret_cast<std::uintptr_t>(imported->tensor.data));
     }
-  } catch (Exception&) {  // CUDA's
-    return std::nullopt;
-  } catch (nb::python_error&) {
-    return std::nullopt;  // the caller finds out which, and why
-  } catch (nb::builtin_exception&) {
-    return std::nullopt;
+    return addresses;
   }
-  return addresses;
-}
+
+ private:
+  struct Wanted {
+    tensor::Shape shape;
+    tensor::DType dtype;
+
+    bool fits(const ImportedTensor& given) const {
+      const tensor::TensorRef& tensor = given.tensor;
+      return tensor.device.is_cpu() && tensor.dtype == dtype && tensor.shape == shape &&
+             tensor::is_contiguous(tensor.shape, tensor.strides);
+    }
+  };
+  std::vector<Wanted> wanted_;
+};
+
+}  // namespace
 
 void bind_tensor_layouts(nb::module_& m) {
   nb::class_<TensorLayouts>(m, "TensorLayouts",

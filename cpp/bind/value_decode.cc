@@ -320,11 +320,11 @@ nb::object ValueDecoder::read_pickle(std::string_view bytes) {
   return nb::module_::import_("pickle").attr("loads")(nb::bytes(bytes.data(), bytes.size()));
 }
 
-template <class Read>
-auto decode_with(const wire::Payload& payload, const ValueOptions& options, Read read) {
+}  // namespace
+
+nb::object decode_value(const wire::Payload& payload, const ValueOptions& options) {
   try {
-    ValueDecoder decoder(payload, options);
-    return read(decoder);
+    return ValueDecoder(payload, options).read();
   } catch (nb::python_error& e) {
     // An unhashable key, an unknown name of an enum, a converter that raised. Exceptions not caused
     // by the bytes (Ctrl-C, no memory left) propagate.
@@ -333,12 +333,6 @@ auto decode_with(const wire::Payload& payload, const ValueOptions& options, Read
   } catch (nb::cast_error&) {
     fail("a received value is of an unexpected type");
   }
-}
-
-}  // namespace
-
-nb::object decode_value(const wire::Payload& payload, const ValueOptions& options) {
-  return decode_with(payload, options, [](ValueDecoder& decoder) { return decoder.read(); });
 }
 
 std::pair<nb::tuple, nb::dict> decode_call(const wire::Payload& payload,

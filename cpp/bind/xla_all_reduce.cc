@@ -18,7 +18,7 @@
 #include "bind/bindings.h"
 #include "bind/context.h"
 #include "bind/errors.h"
-#include "bind/program_groups.h"
+#include "bind/group.h"
 #include "bind/xla_ffi.h"
 #include "device/devices.h"
 #include "runtime/group/program_reduce.h"
@@ -236,7 +236,7 @@ PyObject* raised = nullptr;  // by a signal handler; guarded by the GIL
 int raise_again(void* /*unused*/) {
   const nb::object error = nb::steal(std::exchange(raised, nullptr));
   if (!error.is_valid()) return 0;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  set_raised(error);
   return -1;
 }
 
