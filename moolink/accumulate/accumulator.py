@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink._core import AccumulatorCore
-from moolink.accumulate import run_record
 from moolink.accumulate.adapter import Adapter
 from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
 from moolink.accumulate.checksums import Checksums
@@ -25,7 +24,6 @@ from moolink.accumulate.parting import Parting, leave_together
 from moolink.accumulate.state_transfer import StateTransfer
 from moolink.accumulate.training_steps import TrainingStep, training_steps
 from moolink.group import Group
-from moolink.internal import logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
@@ -141,7 +139,6 @@ class AccumulatorBase(Adapter, Closing):
         )
         self._has_gradients = False
         self._awaited = ""
-        self._has_begun = False
 
     # moolib's methods.
 
@@ -184,24 +181,13 @@ class AccumulatorBase(Adapter, Closing):
     def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
         self._group.follow()
-        if not self._has_begun and self._core.connected():
-            self._begin()
-        if self._core.state_overdue():
-            logs.logger.warning(
-                "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
-            )
-            self._transfer.give(None)
+        self._parting.begin(self._core)
+        self._transfer.give_if_overdue()
         if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
             self._validate()
         if self._core.has_new_state() and self._transfer.receive():
             self._has_gradients = False
         self._take_parameters()
-
-    def _begin(self) -> None:
-        """This peer has come to the group's model, if only by founding it."""
-        if self._core.is_leader() and self._core.model_version() == 0:
-            run_record.require_unfinished(self._group.name(), self._name)
-        self._has_begun = True
 
     def _install(self, model: Any) -> None:
         self._install_model(model)
@@ -233,13 +219,7 @@ class AccumulatorBase(Adapter, Closing):
 
     def _skip_round(self) -> None:
         """Applies nothing of this round. Every member sees the same bits and does the same."""
-        stats = self._core.stats()
-        logs.logger.warning(
-            "round %d, of %s, is not finite and is skipped",
-            self._core.model_version(),
-            stats["contributors"],
-        )
-        self._left_out.add(stats)
+        self._left_out.add(self._core.model_version(), self._core.stats())
         self._release_round()
         self._core.update(self._on_divergence)
 
@@ -359,8 +339,7 @@ class AccumulatorBase(Adapter, Closing):
         if not clear:
             self._clear()
         if not finite and self._norms.on_nonfinite == "skip":
-            logs.logger.warning("the gradients are not finite: this contribution is skipped")
-            self._left_out.contributions += 1
+            self._left_out.add_contribution()
             batch_size = 0
         self._core.offer(batch_size, sums)
 
