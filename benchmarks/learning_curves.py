@@ -4,8 +4,9 @@
 
 Runs each learner with each seed (`moolink run`), and draws the mean return over the steps: a line
 for each framework's middle seed, a band from its least to its greatest. Says whether the bands
-overlap at each tenth of the run. Writes docs/results/learning_ENV.png and .csv. Beside other work
-on the machine the processor's time of a job tells more than its seconds.
+overlap at each tenth of the run. Writes docs/results/learning_GAME.png and .csv, as
+learning_breakout.csv for ALE/Breakout-v5. Beside other work on the machine the processor's time of
+a job tells more than its seconds.
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ class Options:
 
     @property
     def env_name(self) -> str:
-        """For names of files: `Catch-v0`."""
+        """`Catch-v0`."""
         return self.env_id.rpartition("/")[2]
+
+    @property
+    def result(self) -> Path:
+        """The results' path without a suffix: `learning_catch` in the output directory."""
+        return self.output / f"learning_{self.env_name.partition('-')[0].lower()}"
 
 
 @dataclass
@@ -135,7 +141,7 @@ def main() -> int:
     per_framework = {name: bands(of_seeds, tenths) for name, of_seeds in curves.items()}
     options.output.mkdir(parents=True, exist_ok=True)
     apart = 0
-    with (options.output / f"learning_{options.env_name}.csv").open("w", newline="") as file:
+    with options.result.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.writer(file)
         columns = [f"{name}_{what}" for name in FRAMEWORKS for what in ("least", "middle", "most")]
         writer.writerow(["steps", *columns, "overlap"])
@@ -146,7 +152,7 @@ def main() -> int:
             figures = [f"{x:.3f}" for x in (*mine, *theirs)]
             writer.writerow([int(steps), *figures, "yes" if overlap else "no"])
             print(f"{int(steps):>9,} steps: {' '.join(figures)} {'' if overlap else 'apart'}")
-    draw(options, curves, options.output / f"learning_{options.env_name}.png")
+    draw(options, curves, options.result.with_suffix(".png"))
     print(f"bands overlap at {10 - apart} of 10 tenths")
     return 0
 

@@ -85,7 +85,7 @@ class Moolink(System):
 
         self.peer = moolink.Rpc(name)
         self.peer.connect(address)
-        return moolink.ReplayClient(self.peer, "server")
+        return moolink.ReplayClient(self.peer, server="server")
 
     def write(self, address: str, name: str) -> Iterator[None]:
         self.writer = self._client(address, name).writer(keep=1)

@@ -3,9 +3,9 @@
     python -m benchmarks.verbs serve 10.0.0.1     # on one host, its own address
     python -m benchmarks.verbs 10.0.0.1           # on the other one
 
-In two emulated machines, by the tool of the tests:
+In two emulated machines, by the tool that tests/nightly/verbs/conftest.py describes:
 
-    ../shared/verbs/two_vms.sh \\
+    $MOOLINK_VERBS_VM/two_vms.sh \\
         'UCX_IB_GID_INDEX=0 MOOLINK_INSECURE=1 python -m benchmarks.verbs serve 10.77.0.1' \\
         'UCX_IB_GID_INDEX=0 MOOLINK_INSECURE=1 python -m benchmarks.verbs 10.77.0.1'
 

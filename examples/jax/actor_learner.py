@@ -19,7 +19,6 @@ of an update.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from gymnasium import spaces
 from jax import lax
 
 import moolink.jax
+from examples.common import in_jax
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ATARI, OptionError
@@ -329,11 +329,7 @@ def learn(o: ActorLearnerOptions) -> None:
 
 def train(o: ActorLearnerOptions) -> None:
     """Runs the peer's role."""
-    if o.device != "auto":
-        jax.config.update("jax_platforms", o.device)
-    if o.cores == 1:  # XLA's threads would only wake each other up
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
+    in_jax.configure(o)
     (learn if o.is_learner else act)(o)
 
 

@@ -16,7 +16,6 @@ B that of a contribution, N the number of parts of an action.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ import optax
 from jax import lax
 
 import moolink.jax
-from examples.common import acting
+from examples.common import acting, in_jax
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.job import Left
@@ -184,10 +183,8 @@ class Net:
 
     def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
         """The buffers, by torch's names."""
-        named = (
-            (encoder.name + ".mean", encoder.mean(means)) for encoder in self.encoders.values()
-        )
-        return OrderedDict(named)
+        encoders = self.encoders.values()
+        return OrderedDict((encoder.name + ".mean", encoder.mean(means)) for encoder in encoders)
 
     def __call__(
         self, p: Parameters, buffers: Parameters, observation: Any, first: jax.Array, state: State
@@ -416,8 +413,6 @@ def make_net(
     envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None
 ) -> tuple[Net, Parameters, Parameters]:
     """The network, with parameters and buffers of a checkpoint, or new and equal at all peers."""
-    if o.device != "auto":
-        jax.config.update("jax_platforms", o.device)
     net = Net(envs, o)
     p = net.init(o.seed)
     if saved is None:
@@ -435,16 +430,9 @@ def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:
     return optax.rmsprop(1.0, decay=o.rmsprop_decay, eps=o.rmsprop_eps, eps_in_sqrt=False)
 
 
-def limit_threads(o: ImpalaOptions) -> None:
-    """XLA's threads of peers with one core would only wake each other up."""
-    if o.cores == 1:
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
-
-
 def train(o: ImpalaOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    limit_threads(o)
+    in_jax.configure(o)
     envs = make_envs(o, o.envs_per_group)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
@@ -453,12 +441,6 @@ def train(o: ImpalaOptions) -> None:
     if run.saved is not None:
         optimizer_state = moolink.jax.load_optimizer_state(optimizer_state, run.saved["optimizer"])
     gradients_of = jax.jit(jax.value_and_grad(partial(impala_loss, net, o), has_aux=True))
-
-    def snapshot() -> dict[str, Any]:
-        return {
-            "parameters": {**accumulator.parameters(), **accumulator.buffers()},
-            "optimizer": moolink.jax.optimizer_state(accumulator.optimizer_state()),
-        }
 
     with (
         make_group(o) as (group, connect),
@@ -471,7 +453,7 @@ def train(o: ImpalaOptions) -> None:
             on_nonfinite="raise",
         ) as accumulator,
         Actor(o, envs, net, run) as actor,
-        run.joined(group, accumulator, snapshot),
+        run.joined(group, accumulator, partial(in_jax.snapshot, accumulator)),
     ):
         accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
@@ -506,6 +488,7 @@ def train(o: ImpalaOptions) -> None:
 
 def evaluate(o: ImpalaOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    in_jax.configure(o)
     with evaluated(o) as evaluation:
         net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)

@@ -17,7 +17,6 @@ the number of environments, N the number of parts of an action.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ import optax
 from jax import lax
 
 import moolink.jax
+from examples.common import in_jax
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import PpoOptions
@@ -367,8 +367,6 @@ def make_net(
     envs: Environments, o: PpoOptions, saved: dict[str, Any] | None
 ) -> tuple[Net, Parameters, Parameters]:
     """The network, with parameters and buffers of a checkpoint, or new and equal at all peers."""
-    if o.device != "auto":
-        jax.config.update("jax_platforms", o.device)
     net = Net(envs, o)
     p = net.init(o.seed)
     if saved is None:
@@ -379,16 +377,9 @@ def make_net(
     return net, p, OrderedDict((name, jnp.array(arrays[name])) for name in names)
 
 
-def limit_threads(o: PpoOptions) -> None:
-    """XLA's threads of peers with one core would only wake each other up."""
-    if o.cores == 1:
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
-
-
 def train(o: PpoOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    limit_threads(o)
+    in_jax.configure(o)
     envs = make_envs(o, o.num_envs)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
@@ -400,12 +391,6 @@ def train(o: PpoOptions) -> None:
     player = Player(envs, net, run, o)
     batches = minibatches(player, o)
 
-    def snapshot() -> dict[str, Any]:
-        return {
-            "parameters": {**accumulator.parameters(), **accumulator.buffers()},
-            "optimizer": moolink.jax.optimizer_state(accumulator.optimizer_state()),
-        }
-
     with (
         make_group(o) as (group, connect),
         moolink.jax.Accumulator(
@@ -416,7 +401,7 @@ def train(o: PpoOptions) -> None:
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
         ) as accumulator,
-        run.joined(group, accumulator, snapshot),
+        run.joined(group, accumulator, partial(in_jax.snapshot, accumulator)),
     ):
         accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
@@ -445,6 +430,7 @@ def train(o: PpoOptions) -> None:
 
 def evaluate(o: PpoOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    in_jax.configure(o)
     with evaluated(o) as evaluation:
         net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)

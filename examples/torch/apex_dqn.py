@@ -141,7 +141,7 @@ def act(o: ApexOptions) -> None:
     )  # among all: 0 ... 1
     epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, place))
     with follower(o) as (rpc, job), moolink.Subscriber(rpc, "policy", o.learner) as policy:
-        writers = make_writers(moolink.ReplayClient(rpc, o.learner), o)
+        writers = make_writers(moolink.ReplayClient(rpc, server=o.learner), o)
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         version, returns, finished, steps = -1, np.zeros(E), [], 0
         while not job.is_over():

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink._core import AccumulatorCore
-from moolink.accumulate import run_record
 from moolink.accumulate.adapter import Adapter
 from moolink.accumulate.checks import checked_batch_size, checked_counters, require_one_of
 from moolink.accumulate.checksums import Checksums
@@ -26,7 +24,6 @@ from moolink.accumulate.parting import Parting, leave_together
 from moolink.accumulate.state_transfer import StateTransfer
 from moolink.accumulate.training_steps import TrainingStep, training_steps
 from moolink.group import Group
-from moolink.internal import logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
@@ -36,8 +33,6 @@ from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
     from moolink.reports import GradientStats
-
-POLL_INTERVAL = 0.02  # seconds between checks of the group while waiting for the leader's state
 
 
 class AccumulatorBase(Adapter, Closing):
@@ -118,6 +113,7 @@ class AccumulatorBase(Adapter, Closing):
             group = Group(self._own_rpc, name)
         self._group = group
         self._name = name
+        self._role: Role = role
         self._core = AccumulatorCore(group._core, name, sections, layout, role == "observer")
         self._sync = ParameterSync(
             group,
@@ -132,7 +128,6 @@ class AccumulatorBase(Adapter, Closing):
         sources.add(self._rounds, group.rpc)
         self._checksums = Checksums(self._core, self._sync, checksum_every, self._checksum)
         self._on_divergence: Divergence = on_divergence
-        self._is_observer = role == "observer"
         self._left_out = LeftOutRounds()
         self._transfer = StateTransfer(
             self._core,
@@ -144,7 +139,6 @@ class AccumulatorBase(Adapter, Closing):
         )
         self._has_gradients = False
         self._awaited = ""
-        self._has_begun = False
 
     # moolib's methods.
 
@@ -187,24 +181,13 @@ class AccumulatorBase(Adapter, Closing):
     def _update_all_but_rounds(self) -> None:
         self._core.update(self._on_divergence)
         self._group.follow()
-        if not self._has_begun and self._core.connected():
-            self._begin()
-        if self._core.state_overdue():
-            logs.logger.warning(
-                "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
-            )
-            self._transfer.give(None)
+        self._parting.begin(self._core)
+        self._transfer.give_if_overdue()
         if self._core.has_new_state() or (not self._has_gradients and self._core.has_result()):
             self._validate()
         if self._core.has_new_state() and self._transfer.receive():
             self._has_gradients = False
         self._take_parameters()
-
-    def _begin(self) -> None:
-        """This peer has come to the group's model, if only by founding it."""
-        if self._core.is_leader() and self._core.model_version() == 0:
-            run_record.require_unfinished(self._group.name(), self._name)
-        self._has_begun = True
 
     def _install(self, model: Any) -> None:
         self._install_model(model)
@@ -236,13 +219,7 @@ class AccumulatorBase(Adapter, Closing):
 
     def _skip_round(self) -> None:
         """Applies nothing of this round. Every member sees the same bits and does the same."""
-        stats = self._core.stats()
-        logs.logger.warning(
-            "round %d, of %s, is not finite and is skipped",
-            self._core.model_version(),
-            stats["contributors"],
-        )
-        self._left_out.add(stats)
+        self._left_out.add(self._core.model_version(), self._core.stats())
         self._release_round()
         self._core.update(self._on_divergence)
 
@@ -255,14 +232,9 @@ class AccumulatorBase(Adapter, Closing):
         Returns:
             Whether there is news.
         """
-        if not self._sync.awaits:
-            return self._core.wait(timeout)
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            # The peer that is asked may lead no more; only the core learns that.
-            if self._sync.wait(min(left, POLL_INTERVAL)) or self._core.wait(0.0):
-                return True
-        return False
+        if self._sync.awaits:
+            return self._sync.wait(timeout, self._core)
+        return self._core.wait(timeout)
 
     def awaits_parameters(self) -> bool:
         """Whether this peer has applied a round and waits for the leader's parameters of it, which
@@ -330,9 +302,7 @@ class AccumulatorBase(Adapter, Closing):
 
     def wants_gradients(self) -> bool:
         """Whether ``reduce_gradients`` or ``skip_gradients`` may be called now."""
-        if self._has_gradients or self._transfer.has_new or self._sync.awaits:
-            return False
-        wanted = self._core.wants_gradients()
+        wanted = not self._must_first() and self._core.wants_gradients()
         if wanted:
             self._prepare()
         return wanted
@@ -369,8 +339,7 @@ class AccumulatorBase(Adapter, Closing):
         if not clear:
             self._clear()
         if not finite and self._norms.on_nonfinite == "skip":
-            logs.logger.warning("the gradients are not finite: this contribution is skipped")
-            self._left_out.contributions += 1
+            self._left_out.add_contribution()
             batch_size = 0
         self._core.offer(batch_size, sums)
 
@@ -443,7 +412,7 @@ class AccumulatorBase(Adapter, Closing):
 
     def is_observer(self) -> bool:
         """Whether this peer follows and never contributes."""
-        return self._is_observer
+        return self._role == "observer"
 
     def get_gradient_stats(self) -> GradientStats:
         """Returns the statistics of the round that was delivered last."""
@@ -481,29 +450,14 @@ class AccumulatorBase(Adapter, Closing):
         An observer gets a turn after each round and each state; it cannot contribute. One that
         falls behind goes on from a later state, and has no turns for the rounds in between.
         """
-        return self._turns(
+        return training_steps(
+            self,
             lambda totals: apply(),
             state=state,
             load_state=load_state,
             until=until,
-            totals=totals,
+            first_totals=totals,
             idle=idle,
-        )
-
-    def _turns(
-        self,
-        apply: Callable[[dict[str, int]], None],
-        *,
-        state: Callable[[], Any] | None,
-        load_state: Callable[[Any], None] | None,
-        until: Callable[[dict[str, int]], bool] | None,
-        totals: Mapping[str, int] | None,
-        idle: Callable[[], None] | None,
-    ) -> Iterator[TrainingStep]:
-        """The same; ``apply`` gets the totals before each round."""
-        kind = self._kind_of_step
-        return training_steps(
-            self, self._group, apply, state, load_state, until, totals, idle, kind
         )
 
     def close(self) -> None:
@@ -529,14 +483,16 @@ class AccumulatorBase(Adapter, Closing):
         )
 
     def _require_wanted(self, method: str) -> None:
-        if self.wants_gradients():
-            return
+        if not self.wants_gradients():
+            why = self._must_first() or self._core.why_not_wanted()
+            raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
+
+    def _must_first(self) -> str:
+        """Why this peer cannot contribute, with the call that is due; "": nothing here."""
         if self._has_gradients:
-            why = "a result is in the gradients: step the optimiser and call zero_gradients()"
-        elif self._transfer.has_new:
-            why = "a new state has arrived: call state()"
-        elif self._sync.awaits:
-            why = "the leader's parameters are on their way: call update()"
-        else:
-            why = self._core.why_not_wanted()
-        raise RuntimeError(f"{method} was called while wants_gradients() is false: {why}")
+            return "a result is in the gradients: step the optimiser and call zero_gradients()"
+        if self._transfer.has_new:
+            return "a new state has arrived: call state()"
+        if self._sync.awaits:
+            return "the leader's parameters are on their way: call update()"
+        return ""

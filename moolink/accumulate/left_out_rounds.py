@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from moolink.internal import logs
+
 if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
@@ -25,8 +27,16 @@ class LeftOutRounds:
         self._shown_counters: dict[str, int] = {}  # those that the round shown last brought along
         self._shown_lost: list[tuple[str, int]] = []
 
-    def add(self, stats: GradientStats) -> None:
-        """A round is left out."""
+    def add_contribution(self) -> None:
+        """A contribution of this peer is left out."""
+        logs.logger.warning("the gradients are not finite: this contribution is skipped")
+        self.contributions += 1
+
+    def add(self, version: int, stats: GradientStats) -> None:
+        """The round that led to this version is left out."""
+        logs.logger.warning(
+            "round %d, of %s, is not finite and is skipped", version, stats["contributors"]
+        )
         self.rounds += 1
         _add(self._counters, stats["counters"])
         self._lost += stats["lost"]

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink._core import Future, RpcDeferredReturn
+from moolink._core import AccumulatorCore, Future, RpcDeferredReturn
 from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error
 from moolink.group import Group
@@ -23,6 +23,7 @@ from moolink.internal import forks, logs
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
 
+POLL_INTERVAL = 0.02  # seconds between checks of the group while waiting for the leader's answer
 _LONGEST_NAME = 1024  # characters of a peer's name
 NOT_ANY_MORE = None  # in place of parameters: the leader is past that version, or leads no more
 
@@ -98,12 +99,18 @@ class ParameterSync:
             "call update() and zero_gradients()"
         )
 
-    def wait(self, timeout: float) -> bool:
-        """Waits for them; returns whether there is an answer."""
-        if self._question is None:  # it failed, and is asked again by the next look
-            time.sleep(timeout)
-            return True
-        return self._question[1].wait(timeout)
+    def wait(self, timeout: float, core: AccumulatorCore) -> bool:
+        """Waits for them; returns whether there is an answer, or news of the group."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            turn = min(left, POLL_INTERVAL)
+            if self._question is None:  # it failed, and is asked again by the next look
+                time.sleep(turn)
+                return True
+            # The peer that is asked may lead no more; only the core learns that.
+            if self._question[1].wait(turn) or core.wait(0.0):
+                return True
+        return False
 
     def exact(self) -> bool | None:
         """Whether the parameters ought to have the bits that the leader's of this version have;

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moolink._core import Future, RpcDeferredReturn
+from moolink._core import AccumulatorCore, Future, RpcDeferredReturn
 from moolink.accumulate import run_record
 from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error, NoSuchFunction, StateError
@@ -37,6 +37,8 @@ class Parting:
 
     def __init__(self, group: Group, name: str, is_observer: bool) -> None:
         self._group = group
+        self._name = name
+        self._has_begun = False
         self._function = f"moolink.parting:{group.name()}:{name}"
         self._lock = threading.Lock()  # of the attributes that workers use:
         self._ended = -1  # the last version at which this member was ready to leave
@@ -51,6 +53,19 @@ class Parting:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
+
+    def begin(self, core: AccumulatorCore) -> None:
+        """Looks once, when this peer has come to the group's model: it may found a job that has
+        finished.
+
+        Raises:
+            moolink.Error: it does; see :mod:`moolink.accumulate.run_record`.
+        """
+        if self._has_begun or not core.connected():
+            return
+        if core.is_leader() and core.model_version() == 0:
+            run_record.require_unfinished(self._group.name(), self._name)
+        self._has_begun = True
 
     def expect_end(self) -> None:
         """This member's loop ends by itself."""

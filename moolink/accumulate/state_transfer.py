@@ -10,6 +10,7 @@ from moolink.accumulate.checksums import Checksums
 from moolink.accumulate.left_out_rounds import LeftOutRounds, checked_carried
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.errors import Closed, StateError
+from moolink.internal import logs
 from moolink.internal.shown import shown
 
 
@@ -49,6 +50,14 @@ class StateTransfer:
         """
         carried = self._left_out.carried()
         self._core.set_state((self._capture(), state, *carried, self._sync.version))
+
+    def give_if_overdue(self) -> None:
+        """Gives newcomers the model without the user's state, for which they have waited 5 s."""
+        if self._core.state_overdue():
+            logs.logger.warning(
+                "wants_state() has been true for 5 s: newcomers get parameters and buffers only"
+            )
+            self.give(None)
 
     def receive(self) -> bool:
         """Takes over the state that has arrived; returns False if it was given up meanwhile.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from moolink.accumulate.parting import leave_together, take_news
 from moolink.internal import logs
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
-    from moolink.group import Group
     from moolink.reports import GradientStats
 
 
@@ -86,21 +85,18 @@ class TrainingStep:
             )
 
 
-Step = TypeVar("Step", bound=TrainingStep)
-
-
 def training_steps(
     accumulator: AccumulatorBase,
-    group: Group,
     apply: Callable[[dict[str, int]], None],
+    *,
     state: Callable[[], Any] | None,
     load_state: Callable[[Any], None] | None,
     until: Callable[[dict[str, int]], bool] | None,
     first_totals: Mapping[str, int] | None,
     idle: Callable[[], None] | None,
-    kind: type[Step],
-) -> Iterator[Step]:
-    """See :meth:`moolink.accumulate.AccumulatorBase.training_steps`."""
+) -> Iterator[Any]:
+    """See :meth:`moolink.accumulate.AccumulatorBase.training_steps`; ``apply`` gets the totals
+    before each round."""
     totals = Totals(first_totals or {})
     over = False
     rounds = 0  # that are in the totals, beside those of the beginning
@@ -115,7 +111,7 @@ def training_steps(
     if until is not None:
         accumulator._parting.expect_end()
     while True:
-        group.update()
+        accumulator._group.update()
         if over and leave_together(accumulator, captured, idle):
             accumulator._rounds.is_over = True
             return
@@ -148,7 +144,7 @@ def training_steps(
                 told_of_counters = True
                 _tell_of_missed(totals, rounds)
         if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
-            yield kind(accumulator, totals, stats)
+            yield accumulator._kind_of_step(accumulator, totals, stats)
         elif not changed:
             _wait(accumulator, LONGEST_WAIT, idle)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
 import moolink
 
+COMMANDS = ("run", "launch", "replay", "top", "dump", "doctor")
 USAGE = """\
 usage: moolink COMMAND ...
 
@@ -35,32 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(f"moolink {moolink.__version__}")
         return 0
-    # Imported here: a command must not pay for the others' imports.
-    if command == "run":
-        from moolink.cli.run import main as run
+    if command in COMMANDS:  # imported here: a command must not pay for the others' imports
+        return int(importlib.import_module(f"moolink.cli.{command}").main(rest))
+    import difflib  # only for this error
 
-        return run(rest)
-    if command == "launch":
-        from moolink.cli.launch import main as launch
-
-        return launch(rest)
-    if command == "replay":
-        from moolink.cli.replay import main as replay
-
-        return replay(rest)
-    if command == "top":
-        from moolink.cli.top import main as top
-
-        return top(rest)
-    if command == "dump":
-        from moolink.cli.dump import main as dump
-
-        return dump(rest)
-    if command == "doctor":
-        from moolink.cli.doctor import main as doctor
-
-        return doctor(rest)
-    sys.stderr.write(f"moolink: unknown command {command!r}\n\n{USAGE}")
+    close = difflib.get_close_matches(command, COMMANDS, 1)
+    meant = f": did you mean {close[0]!r}?" if close else ""
+    sys.stderr.write(f"moolink: unknown command {command!r}{meant}\n\n{USAGE}")
     return 2
 
 

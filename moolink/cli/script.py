@@ -64,7 +64,8 @@ def of_job(options: argparse.Namespace) -> dict[str, Any]:
 def require(parser: argparse.ArgumentParser, script: str) -> None:
     """Ends the command if there is no such script."""
     if not os.path.exists(script):
-        parser.error(f"no such script: {script} (a module is run with -m {script})")
+        hint = "" if script.endswith(".py") else f" (a module is run with -m {script})"
+        parser.error(f"no such script: {script}{hint}")
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:

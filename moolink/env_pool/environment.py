@@ -253,12 +253,12 @@ class Layouts:
             )
         if said:
             self.observation = infer(first, "obs")
-            said[-1] += f": their layout is that of the first one, {_words(self.observation)}"
+            said[-1] += f": the layout is {_words(self.observation)}"
         if not hasattr(env, "action_space"):
             self.action = UNDECLARED_ACTION
             said.append("no action_space: actions are int64 numbers")
         if said:
-            self.warning = f"{type(env).__name__} declares " + ", and ".join(said)
+            self.warning = f"{type(env).__name__} declares " + ". It declares ".join(said)
 
     def require_same(self, other: Layouts, index: int) -> None:
         """Raises unless `other`, of environment `index`, is the same."""

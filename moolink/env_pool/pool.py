@@ -69,8 +69,9 @@ class EnvPool(Closing):
             make the environments concerned anew, cut off their episodes (done and truncated are
             True, the reward is 0) and log a warning. An environment that fails repeatedly raises.
         check_actions: whether actions outside of their space (and NaN) are refused.
-        start: "program" forks the workers from a fresh program; "fork" from this process, so that
-            create_env may be a lambda or a local function and sees this process's globals.
+        start: "program" forks the workers from a fresh program, which takes lambdas and local
+            functions if cloudpickle is installed; "fork" from this process, so that create_env
+            sees this process's globals.
         start_timeout: seconds in which all environments have to be made; None: no limit.
 
     Raises:

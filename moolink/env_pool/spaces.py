@@ -84,7 +84,7 @@ def infer(value: Any, path: str) -> Tree:
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{path}: {value!r} is no array of numbers")
-    words = f"{array.dtype.name} {array.shape}, as the first one was"
+    words = f"{array.dtype.name} {array.shape}, as in the first observation"
     return Leaf(path, array.shape, array.dtype.str, None, None, False, words)
 
 

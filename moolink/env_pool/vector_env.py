@@ -166,6 +166,12 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         self.spec = face.spec
         spaces = self._supervisor.spaces_of_rows()
         first, self.single_action_space = spaces[0]
+        for name, space in (("observation_space", first), ("action_space", spaces[0][1])):
+            if space is None:
+                raise TypeError(
+                    f"the environments declare no {name}, which a VectorEnv needs: declare it, or "
+                    "use an EnvPool"
+                )
         if any(action != self.single_action_space for _, action in spaces):
             raise RuntimeError(
                 f"some environments have another action space than {self.single_action_space}"

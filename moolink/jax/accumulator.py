@@ -260,10 +260,15 @@ class Accumulator(AccumulatorBase):
             if load_state is not None:
                 load_state(received["users"])
 
-        turns = self._turns(
-            apply, state=capture, load_state=install, until=until, totals=totals, idle=idle
+        return loops.training_steps(
+            self,
+            apply,
+            state=capture,
+            load_state=install,
+            until=until,
+            first_totals=totals,
+            idle=idle,
         )
-        return cast(Iterator[TrainingStep], turns)
 
     def training_steps(self, apply: Callable[[], None], **options: Any) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted, with steps as

@@ -59,15 +59,15 @@ class ReplayClient:
 
     Args:
         rpc: this peer, connected to the server or to a peer that knows it.
+        name: the replay's name at the server.
         server: the server's peer.
-        name: the replay's name there.
         arrays: the batches' framework: "numpy", "torch", "jax", or "same": that of the table's
             first item.
     """
 
     @names_keywords
     def __init__(
-        self, rpc: Rpc, server: str, name: str = "replay", *, arrays: Arrays = "same"
+        self, rpc: Rpc, name: str = "replay", *, server: str, arrays: Arrays = "same"
     ) -> None:
         self._rpc = serving.peer_of(rpc)
         self._server = serving.text_of(server, "server")

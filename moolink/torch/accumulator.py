@@ -17,7 +17,7 @@ from moolink._core import TensorLayouts, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
-from moolink.accumulate.training_steps import TrainingStep, checked_loop_state
+from moolink.accumulate.training_steps import TrainingStep, checked_loop_state, training_steps
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.repeated import Repeated
@@ -212,8 +212,14 @@ class Accumulator(AccumulatorBase):
             if load_state is not None:
                 load_state(received["users"])
 
-        return self._turns(
-            apply, state=capture, load_state=install, until=until, totals=totals, idle=idle
+        return training_steps(
+            self,
+            apply,
+            state=capture,
+            load_state=install,
+            until=until,
+            first_totals=totals,
+            idle=idle,
         )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -54,7 +54,9 @@ def test_the_report_says_what_rdma_goes_through_or_why_there_is_none():
 
 def test_an_unknown_command_is_refused(capsys):
     assert main(["medicate"]) == 2
-    assert "unknown command 'medicate'" in capsys.readouterr().err
+    assert "unknown command 'medicate'\n" in capsys.readouterr().err
+    assert main(["rnu"]) == 2
+    assert "unknown command 'rnu': did you mean 'run'?" in capsys.readouterr().err
 
 
 def test_sources_that_come_before_the_package_are_a_failure(tmp_path, monkeypatch, capsys):

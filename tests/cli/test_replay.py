@@ -81,7 +81,7 @@ def test_a_server_keeps_its_tables_over_a_restart(
     command += ["--checkpoint", tmp_path / "kept"]
     command += ["--spill", tmp_path] if spill else []
     with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
-        client = ReplayClient(rpc, "replay")
+        client = ReplayClient(rpc, server="replay")
         for life in range(2):
             server = processes.start_python(*command)
             started.append(server)
@@ -114,7 +114,7 @@ def test_a_client_that_waits_waits_on_for_the_next_server(tables: Path, tmp_path
     command = ["-m", "moolink.cli.main", "replay", tables, "--checkpoint", tmp_path / "kept"]
     sampled: list[int] = []
     with moolink.Rpc("client") as rpc, processes.killed_at_the_end() as started:
-        client = ReplayClient(rpc, "replay")
+        client = ReplayClient(rpc, server="replay")
         address = "127.0.0.1:0"
         waits = threading.Thread(
             target=lambda: sampled.append(len(client.sample(1, table="queue")))
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_nothing(tables: Path, tmp_path
         rpc.connect(server.stdout.readline().split()[-1])
         for _ in range(2):
             assert "no checkpoint was written: [Errno 2]" in server.stderr.readline()
-        client = ReplayClient(rpc, "replay")
+        client = ReplayClient(rpc, server="replay")
         client.insert({"x": 5}, table="train")
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 1

@@ -9,8 +9,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -23,7 +21,6 @@ from tests.env_pool import pool_environments as environments
 from tests.processes import kill, wait_until_gone
 
 LONG = 60.0
-HERE = pathlib.Path(__file__).parent
 
 
 def zeros(count: int) -> np.ndarray:
@@ -406,118 +403,3 @@ def test_a_fork_cannot_use_its_parents_pool():
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         pool.step(0, zeros(1)).result(LONG)
-
-
-def test_what_cannot_be_pickled_is_sent_by_cloudpickle():
-    with EnvPool(lambda: environments.Counter(7), 1, 1) as pool:
-        assert pool.step(0, zeros(1)).result(LONG)["state"][0, 0] == 7
-    lock = threading.Lock()
-    with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* such as open files"):
-        EnvPool(lambda: lock, 1, 1)
-
-
-def test_what_cannot_be_pickled_is_explained(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # as if it were not installed
-    with pytest.raises(moolink.Error, match=r"create_env cannot be sent .* top level of a module"):
-        EnvPool(lambda: environments.Counter(0), 1, 1, 1)
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, {folder!r})
-import numpy as np
-from moolink.env_pool import EnvPool
-import pool_environments
-
-def create():
-    return pool_environments.Counter(0)
-{guard}
-    pool = EnvPool(create, 2, 4, 1)
-    pool.step(0, np.zeros(4, int)).result()
-    print("stepped", *[made.pid for made in pool._supervisor._made], flush=True)
-    {end}
-"""
-GUARD = 'if __name__ == "__main__":'
-
-
-def start_script(folder: pathlib.Path, guard: str, end: str) -> subprocess.Popen:
-    path = folder / "script.py"
-    path.write_text(SCRIPT.format(folder=str(HERE), guard=guard, end=end))
-    return subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_functions_of_the_main_script_work_and_exit_needs_no_close(tmp_path):
-    script = start_script(tmp_path, GUARD, "")
-    output, errors = script.communicate(timeout=LONG)
-    assert (script.returncode, errors) == (0, "")
-    wait_until_gone([int(pid) for pid in output.split()[1:]])
-
-
-def test_a_main_script_without_guard_is_told_about_it(tmp_path):
-    script = start_script(tmp_path, "if True:", "")
-    _, errors = script.communicate(timeout=LONG)
-    assert script.returncode == 1
-    assert "put what the script does under `if __name__ == '__main__':`" in errors
-
-
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(3)", "1 / 0"])
-def test_no_worker_survives_the_end_of_the_pools_process(tmp_path, end):
-    script = start_script(
-        tmp_path, GUARD, f"import os, signal; pool.step(0, np.zeros(4, int)); {end}"
-    )
-    output, _ = script.communicate(timeout=LONG)
-    assert script.returncode in (-signal.SIGKILL, 3, 1)
-    wait_until_gone([int(pid) for pid in output.split()[1:]])
-
-
-MAIN_WITHOUT_A_FILE = """
-import sys
-{without}
-import numpy as np
-import moolink
-from tests.env_pool.pool_environments import Counter
-
-class Mine(Counter):
-    def step(self, action):
-        return super().step(action + 1)
-
-def create(index):
-    return Mine(index)
-
-with moolink.EnvPool(create, 2, 2) as pool:
-    for _ in range(2):
-        outputs = pool.step(0, np.array([1, 2])).result()
-    print(outputs["reward"])
-"""
-
-
-def run_without_a_file(how, without=""):
-    code = MAIN_WITHOUT_A_FILE.format(without=without)
-    arguments, given = (["-"], code) if how == "standard input" else (["-c", code], None)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        input=given,
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("how", ["standard input", "python -c"])
-def test_environments_of_a_main_module_without_a_file(how):
-    done = run_without_a_file(how)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "[2. 3.]\n"
-
-
-@pytest.mark.parametrize("how", ["standard input", "python -c"])
-def test_environments_of_a_main_module_without_a_file_and_no_cloudpickle(how):
-    done = run_without_a_file(how, "sys.modules['cloudpickle'] = None")
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert "defined in a notebook, on standard input or by `python -c`" in last
-    assert "Define it at the top level of a module" in last

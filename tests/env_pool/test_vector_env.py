@@ -291,3 +291,8 @@ def test_large_observations_of_some_and_of_all_in_turn():
             assert observations.shape == (4, 128, 128, 4)
             assert (observations == episode + 1).all()
             del observations
+
+
+def test_environments_without_spaces_are_refused():
+    with pytest.raises(TypeError, match="declare no observation_space, which"):
+        moolink.VectorEnv(environments.Bare, 2)

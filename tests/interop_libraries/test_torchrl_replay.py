@@ -42,7 +42,7 @@ def replay(request):
     with moolink.Rpc("server") as server, moolink.Rpc("client") as client:
         client.connect(server.listen("127.0.0.1:0")[0])
         with ReplayServer(server, local):
-            yield ReplayClient(client, "server")
+            yield ReplayClient(client, server="server")
 
 
 def test_samples_are_what_was_inserted(replay):

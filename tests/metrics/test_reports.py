@@ -71,7 +71,7 @@ def test_stats_have_the_fields_of_their_types() -> None:
             moolink.TrajectoryWriter(actor, "unrolls", "learner") as writer,
             moolink.InferenceServer(learner, "model", lambda batch: batch.inputs) as inference,
         ):
-            client = moolink.ReplayClient(actor, "learner")
+            client = moolink.ReplayClient(actor, server="learner")
             client.insert(np.zeros(3))
             publisher.publish({"w": np.zeros(3)})
             subscriber.wait()

@@ -33,7 +33,7 @@ class Served:
         self.rpc.connect(self.server_rpc.listen("127.0.0.1:0")[0])
         self.replay = moolink.Replay(Table("items", 100, limiter=MinSize(1)), seed=0)
         self.server = moolink.ReplayServer(self.server_rpc, self.replay)
-        self.client = moolink.ReplayClient(self.rpc, "server")
+        self.client = moolink.ReplayClient(self.rpc, server="server")
         self.keys = self.client.extend({"x": np.zeros((5, 3), np.float32)}, timeout=LONG)
         self.calls = 0
 
@@ -233,7 +233,7 @@ def test_a_batch_of_more_bytes_than_a_message_is_refused(served: Served) -> None
     table = Table("large", 10)
     with moolink.Replay(table, seed=0) as replay:
         server = moolink.ReplayServer(served.server_rpc, replay, "large")
-        client = moolink.ReplayClient(served.rpc, "server", "large")
+        client = moolink.ReplayClient(served.rpc, "large", server="server")
         client.insert({"x": np.zeros(1 << 20, np.float32)}, timeout=LONG)
         says = "batch_size must be at most"
         refused(served.rpc, "server", names.SAMPLE.format("large"), says, None, 1100, 1.0, True)
@@ -269,7 +269,7 @@ def test_a_writer_of_a_wrong_name_leaves_the_next_writers_alone(served: Served) 
 def test_nothing_of_a_closed_server_can_be_called(served: Served) -> None:
     with moolink.Replay(Table("items", 10)) as replay:
         server = moolink.ReplayServer(served.server_rpc, replay, "closed")
-        writer = moolink.ReplayClient(served.rpc, "server", "closed").writer(keep=1)
+        writer = moolink.ReplayClient(served.rpc, "closed", server="server").writer(keep=1)
         writer.append({"x": 1.0})
         server.close()
         for function in names.ALL:
@@ -278,7 +278,7 @@ def test_nothing_of_a_closed_server_can_be_called(served: Served) -> None:
     with moolink.Replay(Table("items", 10)) as replay:
         moolink.ReplayServer(served.server_rpc, replay, "replay is closed")
         replay.close()
-        client = moolink.ReplayClient(served.rpc, "server", "replay is closed")
+        client = moolink.ReplayClient(served.rpc, "replay is closed", server="server")
         with pytest.raises(moolink.Error, match="closed"):
             client.insert({"x": 1.0}, timeout=1)
 

@@ -100,7 +100,7 @@ def test_priorities_by_notes_and_over_a_network() -> None:
         ReplayServer(rpc, replay),
     ):
         actor.connect(rpc.listen("127.0.0.1:0")[0])
-        client = ReplayClient(actor, "replay")
+        client = ReplayClient(actor, server="replay")
         with NStepWriter(client, 3, DISCOUNT, table="t", priority=error) as writer:
             for episode in played:
                 play(writer, episode)

@@ -52,7 +52,7 @@ class Net:
     def client(self, name: str = "client", **options: Any) -> ReplayClient:
         self.peers.append(moolink.Rpc(name))
         self.peers[-1].connect(self.address)
-        return ReplayClient(self.peers[-1], "replay", **options)
+        return ReplayClient(self.peers[-1], server="replay", **options)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_client_that_dies_waits_no_more(net: Net) -> None:
     with processes.killed_at_the_end() as started:
         program = (
             "import moolink, sys; rpc = moolink.Rpc('dying'); rpc.connect(sys.argv[1]);"
-            "moolink.ReplayClient(rpc, 'replay').insert({'i': 1})"
+            "moolink.ReplayClient(rpc, server='replay').insert({'i': 1})"
         )
         started.append(processes.start_python("-c", program, net.address))
         waiting.until(lambda: net.stats_of("waiting_inserts") == 1, "an insert that waits")
@@ -271,7 +271,7 @@ def test_the_steps_of_a_writer_that_has_died_are_given_up(net: Net) -> None:
     with processes.killed_at_the_end() as started:
         program = (
             "import moolink, sys; rpc = moolink.Rpc('dying'); rpc.connect(sys.argv[1]);"
-            "writer = moolink.ReplayClient(rpc, 'replay').writer(keep=50, chunk=10)\n"
+            "writer = moolink.ReplayClient(rpc, server='replay').writer(keep=50, chunk=10)\n"
             "for i in range(20): writer.append({'i': i})\n"
             "writer.create_item({'i': writer.history['i'][-1]}); writer.flush()\n"
             "sys.stdin.read()"
@@ -342,7 +342,7 @@ def test_two_replays_of_one_peer(net: Net) -> None:
         ReplayServer(net.rpc, other, "other"),
     ):
         client = net.client(name="other")
-        second = ReplayClient(net.peers[-1], "replay", "other")
+        second = ReplayClient(net.peers[-1], "other", server="replay")
         second.insert({"i": 1})
         assert client.stats()["tables"]["t"]["size"] == 0
         assert second.stats()["tables"]["u"]["size"] == 1
@@ -408,7 +408,7 @@ def test_a_sample_in_time_from_a_server_that_is_not_there(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_GRACE", 0.05)
-    nowhere = ReplayClient(net.client()._rpc, "nowhere")
+    nowhere = ReplayClient(net.client()._rpc, server="nowhere")
     with pytest.raises(moolink.TimeoutError, match="the replay 'replay' at 'nowhere'"):
         nowhere.sample(1, timeout=0.05)
     net.server.close()

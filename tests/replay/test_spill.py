@@ -187,7 +187,7 @@ def test_a_client_of_the_host_maps_its_batches(tmp_path: Path) -> None:
         ReplayServer(rpc, replay),
     ):
         peer.connect(rpc.listen("127.0.0.1:0")[0])
-        client = ReplayClient(peer, "replay", arrays="numpy")
+        client = ReplayClient(peer, server="replay", arrays="numpy")
         with client.writer(keep=1) as writer:
             for i in range(3):
                 writer.append(step(i))

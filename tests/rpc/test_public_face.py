@@ -155,9 +155,15 @@ def test_an_unknown_keyword_names_the_known_ones(make: Callable[[], Any], messag
         (lambda rpc: moolink.Publisher(rpc, "w", keep=None), "keep must be an integer, got None"),
         (lambda rpc: moolink.TrajectoryWriter(rpc, "t", "p", ahead="2"), "ahead must be an int"),
         (lambda rpc: moolink.InferenceServer(rpc, "m", id, max_actors="9"), "max_actors must be"),
-        (lambda rpc: moolink.ReplayClient(rpc, "p").writer(2, chunk=0.5), "chunk must be an int"),
-        (lambda rpc: moolink.ReplayClient(rpc, "p").writer("2"), "keep must be an integer"),
-        (lambda rpc: moolink.ReplayClient(rpc, "p").batches(2, prefetch=0.5), "prefetch must be"),
+        (
+            lambda rpc: moolink.ReplayClient(rpc, server="p").writer(2, chunk=0.5),
+            "chunk must be an int",
+        ),
+        (lambda rpc: moolink.ReplayClient(rpc, server="p").writer("2"), "keep must be an integer"),
+        (
+            lambda rpc: moolink.ReplayClient(rpc, server="p").batches(2, prefetch=0.5),
+            "prefetch must be",
+        ),
     ],
     ids=range(12),
 )
@@ -209,7 +215,9 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.ShardedSubscriber("policy", rpc, ["peer"]),
         lambda rpc: moolink.ParameterServer(rpc, "policy", 1.0, "update"),
         lambda rpc: moolink.ReplayServer(rpc, "replay"),
-        lambda rpc: moolink.ReplayClient("replay"),
+        lambda rpc: moolink.ReplayClient("replay", server="p"),
+        lambda rpc: moolink.ReplayClient(rpc, "replay"),
+        lambda rpc: moolink.ReplayClient(rpc, "replay", "p"),
         lambda rpc: moolink.TrajectoryQueue("unrolls", rpc),
         lambda rpc: moolink.TrajectoryWriter(rpc, "unrolls", None),
         lambda rpc: moolink.InferenceServer("model", rpc, id),
@@ -227,7 +235,7 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Lent(),
         lambda rpc: moolink.Future(),
     ],
-    ids=range(36),
+    ids=range(38),
 )
 def test_errors_quote_public_names(fail: Callable[[moolink.Rpc], Any]) -> None:
     with moolink.Rpc("peer") as rpc, pytest.raises(TypeError) as error:

@@ -246,7 +246,7 @@ def replay_server(life: Life) -> None:
 
 def sampler(life: Life) -> None:
     """Samples items from the replay."""
-    client = moolink.ReplayClient(life.peer(), "replay")
+    client = moolink.ReplayClient(life.peer(), server="replay")
     while True:
         data = client.sample(3).data
         for marks in data["mark"]:
@@ -256,7 +256,7 @@ def sampler(life: Life) -> None:
 
 def replay_writer(life: Life) -> None:
     """Makes items of two steps; an item has the number of its second step."""
-    writer = moolink.ReplayClient(life.peer(), "replay").writer(keep=2)
+    writer = moolink.ReplayClient(life.peer(), server="replay").writer(keep=2)
     writer.append(item(life, -1, 500))
 
     def put(number: int) -> None:

@@ -1,7 +1,8 @@
 """Where RDMA is: this machine's own device, or a virtual machine with soft-RoCE.
 
-A tool that boots such a machine on this one's own root is named by MOOLINK_VERBS_VM (a folder with
-fetch.sh, run_in_vm.sh and two_vms.sh), or lies in ../shared/verbs.
+MOOLINK_VERBS_VM names the folder of a tool that boots such a machine on this one's own root:
+fetch.sh downloads what it needs, `run_in_vm.sh COMMAND...` runs a command in one machine, and
+`two_vms.sh A B` runs a command in each of two.
 """
 
 from __future__ import annotations
@@ -41,16 +42,12 @@ def told(done: subprocess.CompletedProcess[str], mark: str = "") -> dict[str, An
     return seen
 
 
-def _tool() -> Path:
-    named = os.environ.get("MOOLINK_VERBS_VM")
-    return Path(named) if named else ROOT.parent / "shared" / "verbs"
-
-
 def _fetched(program: str) -> Path:
     """The tool's program, or the test is skipped, and says why."""
-    tool = _tool()
-    if not (tool / program).exists():
-        pytest.skip(f"no RDMA device to test with here, and no tool for virtual ones at {tool}")
+    named = os.environ.get("MOOLINK_VERBS_VM")
+    if not named:
+        pytest.skip("needs an RDMA device, or MOOLINK_VERBS_VM, a tool for virtual ones")
+    tool = Path(named)
     fetched = subprocess.run([tool / "fetch.sh"], capture_output=True, text=True, check=False)
     if fetched.returncode != 0:
         pytest.skip(f"the virtual machines cannot be made: {fetched.stderr}")
