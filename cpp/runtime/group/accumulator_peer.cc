@@ -57,13 +57,13 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
     register_services();
     rpc_->context()->engine().add(*this);
     group_->add(now, *this, options.role);
+    settle(now);
   } catch (...) {
     unregister_services();  // for example, another object of this peer has the name
     group_->remove(now, *this);
     rpc_->context()->engine().remove(*this);
     throw;
   }
-  settle(now);
 }
 
 AccumulatorPeer::~AccumulatorPeer() { close(); }
@@ -211,7 +211,7 @@ void AccumulatorPeer::show(Time now, const accumulate::Round& round) {
   stats_.contributions.clear();
   stats_.staleness.clear();
   for (const accumulate::Contribution& one : round.record.contributions) {
-    if (one.batch == 0) continue;
+    if (one.batch <= 0) continue;
     if (++stats_.contributions[one.name] == 1) stats_.contributors.push_back(one.name);
     const std::uint64_t newest = round.number() - 1;  // the newest before this round
     stats_.staleness.push_back(newest - std::min(newest, one.version));

@@ -49,11 +49,11 @@ GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
     for (const rpc::PeerInfo& peer : rpc_->node().peers(io::now())) {
       if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
     }
+    settle(io::now());
   } catch (...) {
     unregister_services();  // for example, another object of this peer has the name
     throw;
   }
-  settle(io::now());
 }
 
 GroupPeer::~GroupPeer() { close(); }

@@ -229,7 +229,8 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
 }
 
 void HostSegment::take_offer(const Offer& offer) {
-  if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
+  // The zero key says that there is none: a callback under it would never be removed.
+  if (rank_of(offer.from) != 0 || rank_ == 0 || key_ || !offer.key) return;
   key_ = offer.key;
   rpc_->descriptors().expect(key_, [this, key = key_](std::vector<Descriptor> descriptors) {
     if (key_ == key) attach(std::move(descriptors));

@@ -1,5 +1,7 @@
 #include "runtime/shared_memory/shared_collectives.h"
 
+#include <fcntl.h>
+
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -10,6 +12,7 @@
 
 #include "check.h"
 #include "io/loop.h"
+#include "wire/archive.h"
 
 namespace moolink::runtime {
 namespace shared_collectives_test {
@@ -177,6 +180,51 @@ TEST("shared collectives: a member that enters late finds the offer that came ea
   CHECK(a.rpc->call("b", "none", {}, seconds(30), 1)->wait(io::now() + seconds(30), {}));
   b.enter({&a, &b}, 7);
   CHECK(b.wait([&] { return b.ready == 7; }));
+}
+
+TEST("shared collectives: an offer without a key leaves nothing behind") {
+  Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
+  b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
+  for (Member* member : {&a, &b}) member->enter({&a, &b}, 3);
+  CHECK(a.wait([&] { return a.ready == 3; }) && b.wait([&] { return b.ready == 3; }));
+  b.enter({&a, &b}, 5);
+  const auto send = [&](const wire::Payload& payload) {
+    const Engine::Lock lock = a.context->lock();
+    a.rpc->send_service_to(b.rpc->instance(), "b", rpc::Service::collective, payload, "test");
+    a.rpc->flush();
+  };
+  constexpr std::uint8_t kOffer = 0;
+  wire::Writer offer;
+  offer(std::string(), kOffer, std::uint64_t{5}, Uid{});
+  send({offer.take(), {}});
+  b.rpc->define("none", [](const Incoming& call) { call.responder->send({}); });
+  CHECK(a.rpc->call("b", "none", {}, seconds(30), 1)->wait(io::now() + seconds(30), {}));
+
+  constexpr Uid kLater{1, 2};
+  bool later = false;
+  {
+    const Engine::Lock lock = b.context->lock();
+    b.shared->close();
+    b.rpc->descriptors().expect(kLater, [&](const std::vector<Descriptor>&) {
+      const std::lock_guard guard(b.mutex);
+      later = true;
+      b.changed.notify_all();
+    });
+  }
+  const Descriptor some(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  {
+    const Engine::Lock lock = a.context->lock();
+    for (const Uid& key : {Uid{}, kLater}) {
+      const int descriptor = some.get();
+      CHECK(a.rpc->share(b.rpc->instance(), key, {&descriptor, 1}));
+    }
+  }
+  CHECK(b.wait([&] { return later; }));
+  bool unclaimed = false;
+  const Engine::Lock lock = b.context->lock();
+  b.rpc->descriptors().expect(Uid{}, [&](const std::vector<Descriptor>&) { unclaimed = true; });
+  CHECK(unclaimed);
 }
 
 TEST("shared collectives: without shared memory nobody is ready, and no operation starts") {
