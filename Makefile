@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(CURDIR)/$(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-CPP := $(shell find cpp tests/cpp tests/sim tests/fuzz -name '*.cc' -o -name '*.h')
+CPP := $(shell find cpp tests/cpp tests/sim tests/fuzz tests/hooks -name '*.cc' -o -name '*.h')
 DEV := build/dev
 RELEASE := build/release
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(RUN)

@@ -31,12 +31,12 @@ from gymnasium import spaces
 from jax import lax
 
 import moolink.jax
-from examples.common import in_jax
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ATARI, OptionError
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
+from examples.jax import common
 
 Parameters = dict[str, Any]  # by name; "mean", of random play, is not learned
 
@@ -329,7 +329,7 @@ def learn(o: ActorLearnerOptions) -> None:
 
 def train(o: ActorLearnerOptions) -> None:
     """Runs the peer's role."""
-    in_jax.configure(o)
+    common.configure(o)
     (learn if o.is_learner else act)(o)
 
 

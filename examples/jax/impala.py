@@ -29,12 +29,13 @@ import optax
 from jax import lax
 
 import moolink.jax
-from examples.common import acting, in_jax
+from examples.common import acting
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.job import Left
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
+from examples.jax import common
 
 State = tuple[Any, Any]  # h and c of the LSTM, each [E, H]
 Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
@@ -432,7 +433,7 @@ def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:
 
 def train(o: ImpalaOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    in_jax.configure(o)
+    common.configure(o)
     envs = make_envs(o, o.envs_per_group)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
@@ -453,7 +454,7 @@ def train(o: ImpalaOptions) -> None:
             on_nonfinite="raise",
         ) as accumulator,
         Actor(o, envs, net, run) as actor,
-        run.joined(group, accumulator, partial(in_jax.snapshot, accumulator)),
+        run.joined(group, accumulator, partial(common.snapshot, accumulator)),
     ):
         accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
@@ -488,7 +489,7 @@ def train(o: ImpalaOptions) -> None:
 
 def evaluate(o: ImpalaOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
-    in_jax.configure(o)
+    common.configure(o)
     with evaluated(o) as evaluation:
         net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)

@@ -30,11 +30,11 @@ import optax
 from jax import lax
 
 import moolink.jax
-from examples.common import in_jax
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
+from examples.jax import common
 
 State = tuple[Any, Any]  # h and c of the LSTM, each [E, H]
 Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
@@ -379,7 +379,7 @@ def make_net(
 
 def train(o: PpoOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    in_jax.configure(o)
+    common.configure(o)
     envs = make_envs(o, o.num_envs)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
@@ -401,7 +401,7 @@ def train(o: PpoOptions) -> None:
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
         ) as accumulator,
-        run.joined(group, accumulator, partial(in_jax.snapshot, accumulator)),
+        run.joined(group, accumulator, partial(common.snapshot, accumulator)),
     ):
         accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
@@ -430,7 +430,7 @@ def train(o: PpoOptions) -> None:
 
 def evaluate(o: PpoOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
-    in_jax.configure(o)
+    common.configure(o)
     with evaluated(o) as evaluation:
         net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)
