@@ -96,7 +96,7 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
   return record;
 }
 
-// Observers hold nothing up.
+// Leaves out observers, for which no round waits.
 template <class Which>
 std::vector<Uid> Leader::those(const Which& which) const {
   std::vector<Uid> instances;

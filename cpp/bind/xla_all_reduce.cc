@@ -157,7 +157,7 @@ std::shared_ptr<device::Stream> stream_of(const xla::CallFrame& frame) {
   xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
   xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
   if (api.device_ordinal_get(&device) != nullptr || api.stream_get(&stream) != nullptr) {
-    refuse("XLA does not tell on which device and stream it runs");
+    refuse("XLA reports no device or no stream for this program");
   }
   auto copies = device::Devices::process().stream(device.device_ordinal);
   copies->follow(stream.stream);
@@ -277,15 +277,15 @@ xla::Error* handle(xla::CallFrame* frame) {
 }  // namespace
 
 void bind_xla(nb::module_& m) {
-  const auto define = [&](const char* name, auto handler, const char* signature) {
-    m.def(
-        name, [handler] { return nb::capsule(reinterpret_cast<void*>(handler)); },
-        "The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.",
-        nb::sig(signature));
-  };
-  define("xla_all_reduce", &handle<all_reduce>, "def xla_all_reduce() -> object");
-  define("xla_all_reduce_on_cuda", &handle<all_reduce_on_device>,
-         "def xla_all_reduce_on_cuda() -> object");
+  m.def(
+      "xla_all_reduce", [] { return nb::capsule(reinterpret_cast<void*>(&handle<all_reduce>)); },
+      "The handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.",
+      nb::sig("def xla_all_reduce() -> object"));
+  m.def(
+      "xla_all_reduce_on_cuda",
+      [] { return nb::capsule(reinterpret_cast<void*>(&handle<all_reduce_on_device>)); },
+      "The handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.",
+      nb::sig("def xla_all_reduce_on_cuda() -> object"));
 }
 
 }  // namespace moolink::bind

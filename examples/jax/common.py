@@ -1,4 +1,4 @@
-"""What the JAX learners share: settings of JAX, and the checkpoint of an accumulator."""
+"""Helpers of the JAX learners: JAX's settings, and the checkpoint of an accumulator."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class ParameterSync:
             if self._question is None:  # it failed, and is asked again by the next look
                 time.sleep(turn)
                 return True
-            # The peer that is asked may lead no more; only the core learns that.
+            # The peer asked may no longer be the leader; only the core learns of that.
             if self._question[1].wait(turn) or core.wait(0.0):
                 return True
         return False

@@ -267,7 +267,7 @@ def _lower(context: Any, *operands: Any, call: _Call) -> Any:
 def _lower_elsewhere(context: Any, *operands: Any, call: _Call) -> Any:
     platforms = context.platforms or context.module_context.platforms
     raise NotImplementedError(
-        f"all_reduce '{call.name}': moolink reduces in compiled functions of CPUs and CUDA "
+        f"all_reduce '{call.name}': moolink reduces in functions compiled for CPUs and CUDA "
         f"devices, and this one is for {', '.join(platforms)}; return the operands from it and "
         "call moolink.jax.all_reduce on them outside of jit (or give gradients to "
         "moolink.jax.Accumulator), or compile it for the CPU (jax.default_device)"

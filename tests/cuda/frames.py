@@ -21,7 +21,7 @@ Address = int
 
 
 class Base(ctypes.Structure):
-    """What each structure begins with."""
+    """The first fields of every structure."""
 
     _fields_ = [("struct_size", ctypes.c_size_t), ("extension_start", ctypes.c_void_p)]
 
@@ -135,7 +135,7 @@ class Program:
         )
 
     def forget_devices(self) -> None:
-        """From now on it is an older XLA, whose table ends before the device's ordinal."""
+        """Imitates an older XLA, whose table ends before the call for the device's ordinal."""
         self._api.struct_size = Api.ordinal_get.offset
 
     def all_reduce(

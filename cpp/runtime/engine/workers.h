@@ -12,7 +12,7 @@
 
 namespace moolink::runtime {
 
-// What the runtime needs from the language whose handlers it runs; bind implements it with the GIL.
+// The runtime's interface to the language whose handlers it runs; bind implements it with the GIL.
 // The reactor never calls it.
 class Interpreter {
  public:

@@ -15,6 +15,7 @@
 
 #include "base/at_fork.h"
 #include "base/buffer.h"
+#include "base/error.h"
 #include "base/time.h"
 #include "replay/table.h"
 #include "runtime/replay/replay_store.h"
