@@ -1059,10 +1059,10 @@ class ReplayCore:
 
 def xla_all_reduce() -> object:
     """
-    The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.
+    The handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.
     """
 
 def xla_all_reduce_on_cuda() -> object:
     """
-    The handler of moolink.jax's custom call, for jax.ffi.register_ffi_target.
+    The handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.
     """
