@@ -120,9 +120,9 @@ void HostSegment::enter(Time now, const Members& group) {
 }
 
 void HostSegment::leave() {
-  if (key_) rpc_->descriptors().forget(key_);
+  if (key_) rpc_->descriptors().forget(*key_);
   if (bell_watch_ != 0) rpc_->context()->engine().loop().unwatch(std::exchange(bell_watch_, 0));
-  key_ = {};
+  key_.reset();
   segment_.reset();
   bells_.clear();
   watched_.clear();
@@ -191,10 +191,10 @@ void HostSegment::share_with_all(Time now) {
   for (const Descriptor& bell : bells_) descriptors.push_back(bell.get());
   std::erase_if(untold_, [&](std::uint32_t rank) {
     descriptors[1] = watched_[rank].get();
-    return rpc_->share(members_.instances[rank], key_, descriptors);
+    return rpc_->share(members_.instances[rank], *key_, descriptors);
   });
   for (const std::uint32_t rank : waiting_) {
-    send(peer(rank), {scope_, Message::Kind::offer, members_.epoch, key_});
+    send(peer(rank), {scope_, Message::Kind::offer, members_.epoch, *key_});
   }
   const bool last = untold_.empty() && share_pause_ >= kLongestAnswer;
   share_pause_ = untold_.empty() ? std::clamp(2 * share_pause_, kAnswerWithin, kLongestAnswer)
@@ -229,12 +229,11 @@ void HostSegment::received(const Uid& from, const wire::Payload& payload) {
 }
 
 void HostSegment::take_offer(const Offer& offer) {
-  // The zero key says that there is none: a callback under it would never be removed.
-  if (rank_of(offer.from) != 0 || rank_ == 0 || key_ || !offer.key) return;
+  if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
   key_ = offer.key;
-  rpc_->descriptors().expect(key_, [this, key = key_](std::vector<Descriptor> descriptors) {
-    if (key_ == key) attach(std::move(descriptors));
-  });
+  // Until leave() forgets the key.
+  rpc_->descriptors().expect(
+      *key_, [this](std::vector<Descriptor> descriptors) { attach(std::move(descriptors)); });
 }
 
 void HostSegment::attach(std::vector<Descriptor> descriptors) {

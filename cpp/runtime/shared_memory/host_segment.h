@@ -95,7 +95,7 @@ class HostSegment final : public Forkable {
   Members members_;  // of this host
   std::uint32_t rank_ = 0;
   Peer first_;                       // rank 0 of the group
-  Uid key_;                          // of the descriptors of this epoch
+  std::optional<Uid> key_;           // of the descriptors of this epoch
   std::set<std::uint32_t> untold_;   // at a host's first rank: those that did not get the segment
   std::set<std::uint32_t> waiting_;  // the same: those that have not attached
   std::set<Uid> hosts_waiting_;      // at the group's first rank: the hosts' first ranks

@@ -182,7 +182,7 @@ TEST("shared collectives: a member that enters late finds the offer that came ea
   CHECK(b.wait([&] { return b.ready == 7; }));
 }
 
-TEST("shared collectives: an offer without a key leaves nothing behind") {
+TEST("shared collectives: an offer of the zero key leaves nothing behind") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
