@@ -25,11 +25,18 @@ struct Hello;
 // than this one, has features and fields that this one does not know, and keeps to this one after.
 void lie_about_version(Hello& hello);
 
-MessageHead told(const MessageHead& head);
-ChunkHead told(const ChunkHead& chunk);
-Want told(const Want& want);
-Grant told(const Grant& grant);
-Done told(const Done& done);
+void lie_in(MessageHead& head);
+void lie_in(ChunkHead& chunk);
+void lie_in(Want& want);
+void lie_in(Grant& grant);
+void lie_in(Done& done);
+
+// A frame's control as it is sent.
+template <class Control>
+Control told(Control control) {
+  if constexpr (requires { lie_in(control); }) lie_in(control);
+  return control;
+}
 
 #else
 
@@ -38,18 +45,18 @@ constexpr std::optional<std::uint64_t> lie_about(const char* /*name*/) { return 
 template <class Hello>
 constexpr void lie_about_version(Hello& /*hello*/) {}
 
+// For use within one expression: the referenced object may be destroyed then.
+template <class Control>
+constexpr const Control& told(const Control& control) {
+  return control;  // NOLINT(bugprone-return-const-ref-from-parameter)
+}
+
 #endif
 
 // Changes the number if MOOLINK_LIE names it.
 template <class Number>
 constexpr void lie(const char* name, Number& number) {
   if (const auto told = lie_about(name)) number = static_cast<Number>(*told);
-}
-
-// For use within one expression: the referenced object may be destroyed then.
-template <class Control>
-constexpr const Control& told(const Control& control) {
-  return control;  // NOLINT(bugprone-return-const-ref-from-parameter)
 }
 
 }  // namespace moolink::wire

@@ -47,17 +47,16 @@ void lie_about_version(Hello& hello) {
 }
 
 // Only messages with content are falsified: the peers must connect first.
-MessageHead told(const MessageHead& head) {
-  MessageHead lying = head;
+void lie_in(MessageHead& head) {
   constexpr std::uint64_t kSomething = 1000;
   const auto is_something = [](const PartHead& part) { return part.bytes >= kSomething; };
-  if (std::none_of(head.parts.begin(), head.parts.end(), is_something)) return lying;
-  for (LentPart& lent : lying.lent) {
+  if (std::none_of(head.parts.begin(), head.parts.end(), is_something)) return;
+  for (LentPart& lent : head.lent) {
     lie("loan.part", lent.part);
     lie("loan.segment", lent.segment);
     lie("loan.offset", lent.offset);
   }
-  for (PartHead& part : lying.parts) {
+  for (PartHead& part : head.parts) {
     lie("part.align", part.align);
     if (part.where == PartWhere::inline_) lie("inline.bytes", part.bytes);
     if (part.where == PartWhere::stream) lie("stream.bytes", part.bytes);
@@ -68,41 +67,30 @@ MessageHead told(const MessageHead& head) {
       lie("placed.grant", part.id);
     }
   }
-  lie("message.lane_prev", lying.lane_prev);
-  return lying;
+  lie("message.lane_prev", head.lane_prev);
 }
 
-ChunkHead told(const ChunkHead& chunk) {
-  ChunkHead lying = chunk;
-  lie("chunk.seq", lying.seq);
-  lie("chunk.part", lying.part);
-  lie("chunk.offset", lying.offset);
-  lie("chunk.bytes", lying.bytes);
-  return lying;
+void lie_in(ChunkHead& chunk) {
+  lie("chunk.seq", chunk.seq);
+  lie("chunk.part", chunk.part);
+  lie("chunk.offset", chunk.offset);
+  lie("chunk.bytes", chunk.bytes);
 }
 
-Grant told(const Grant& grant) {
-  Grant lying = grant;
-  if (grant.grant == 0) return lying;
-  lie("grant.seq", lying.seq);
-  lie("grant.bytes", lying.bytes);
-  lie("grant.segment", lying.segment);
-  lie("grant.offset", lying.offset);
-  return lying;
+void lie_in(Grant& grant) {
+  if (grant.grant == 0) return;
+  lie("grant.seq", grant.seq);
+  lie("grant.bytes", grant.bytes);
+  lie("grant.segment", grant.segment);
+  lie("grant.offset", grant.offset);
 }
 
-Done told(const Done& done) {
-  Done lying = done;
-  lie("done.grant", lying.grant);
-  return lying;
-}
+void lie_in(Done& done) { lie("done.grant", done.grant); }
 
-Want told(const Want& want) {
-  Want lying = want;
-  lie("want.seq", lying.seq);
-  lie("want.part", lying.part);
-  lie("want.bytes", lying.bytes);
-  return lying;
+void lie_in(Want& want) {
+  lie("want.seq", want.seq);
+  lie("want.part", want.part);
+  lie("want.bytes", want.bytes);
 }
 
 }  // namespace moolink::wire
