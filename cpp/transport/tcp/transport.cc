@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/system_error.h"
 #include "transport/tcp/address.h"
 
 namespace moolink::transport::tcp {
@@ -185,10 +186,7 @@ std::vector<std::string> TcpTransport::listen_on_chosen(const std::string& addre
 void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
                                 std::vector<std::string>& bound) {
   const SocketAddress local = local_address(socket.get());
-  if (local.size == 0) {
-    throw Exception(ErrorCode::error,
-                    std::string("cannot listen: getsockname: ") + std::strerror(errno));
-  }
+  if (local.size == 0) throw_system_error("cannot listen: getsockname");
   if (local.is_any()) {
     for (SocketAddress& candidate : interface_addresses(choice_)) {
       const bool reached =

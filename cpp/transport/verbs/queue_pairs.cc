@@ -3,12 +3,12 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/system_error.h"
 
 namespace moolink::transport::verbs {
 namespace {
@@ -23,10 +23,7 @@ QueuePairs::QueuePairs(std::shared_ptr<Device> device, std::size_t count, void* 
   const std::size_t entries = kCompletions + (count - 1) * QueuePair::kRequests;
   completions_ = library_.create_cq(device_->context(), static_cast<int>(entries), owner,
                                     device_->channel(), 0);
-  if (completions_ == nullptr) {
-    throw Exception(ErrorCode::error,
-                    std::string("no queue of completions can be made: ") + std::strerror(errno));
-  }
+  if (completions_ == nullptr) throw_system_error("no queue of completions can be made");
   try {
     while (pairs_.size() < count) {
       pairs_.push_back(std::make_unique<QueuePair>(*device_, completions_));
