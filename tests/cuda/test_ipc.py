@@ -8,7 +8,7 @@ import sys
 import textwrap
 from typing import Any
 
-from tests.cuda.test_without_a_device import ROOT
+from tests.cuda.fake_driver import ROOT
 
 PROGRAM = """
     import signal, subprocess, sys

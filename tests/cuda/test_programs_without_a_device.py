@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cuda.test_without_a_device import no_device, run_with_fake_driver
+from tests.cuda.fake_driver import no_device, run_with_fake_driver
 
 __all__ = ["no_device"]
 

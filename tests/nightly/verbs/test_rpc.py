@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.test_without_a_device import FAKE_ARRAY
+from tests.cuda.fake_driver import FAKE_ARRAY
 from tests.nightly.verbs.conftest import TIMEOUT, InRdma
 
 # Which peers announce an address for RDMA, by the value of MOOLINK_VERBS.
