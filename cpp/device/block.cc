@@ -60,8 +60,8 @@ class Blocks {
     return taken != nullptr ? taken : Block::create(devices, device, whole);
   }
 
-  // Any thread may call this, the network's too. The next take() frees what is not kept, because
-  // the driver waits for the device's work before it frees.
+  // Any thread may call this, also the network's. The next take() frees the surplus, because the
+  // driver waits for the device's work before it frees.
   void put_back(std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     if (block->lent()) return spoiled_.push_back(std::move(block));

@@ -189,7 +189,7 @@ struct PeerInfo {
 
 // ---- what a Node knows, for people: paths with reasons, searches, calls under way
 
-// An address that was dialled in vain since its last answer.
+// An address at which dials have failed since its last answer.
 struct TriedAddress {
   std::string address;
   int tries = 0;

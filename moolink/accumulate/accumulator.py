@@ -74,7 +74,7 @@ class AccumulatorBase(Adapter, Closing):
             gradients as they were, and from :meth:`update`, at every member, with the round in
             the gradients.
         sync_every: rounds between two versions of the parameters that this peer takes over from
-            the leader, whatever its own optimiser has computed; 0: none. None: 1 while the leader
+            the leader, whatever its own optimizer has computed; 0: none. None: 1 while the leader
             computes in another framework (see :attr:`framework`), else 0.
 
     ``max_grad_norm`` and ``on_nonfinite`` are part of the model's layout: a peer with other
@@ -490,7 +490,7 @@ class AccumulatorBase(Adapter, Closing):
     def _must_first(self) -> str:
         """Why this peer cannot contribute, with the call that is due; "": nothing here."""
         if self._has_gradients:
-            return "a result is in the gradients: step the optimiser and call zero_gradients()"
+            return "a result is in the gradients: step the optimizer and call zero_gradients()"
         if self._transfer.has_new:
             return "a new state has arrived: call state()"
         if self._sync.awaits:

@@ -55,11 +55,11 @@ class Parting:
         self._lock = threading.Lock()
 
     def begin(self, core: AccumulatorCore) -> None:
-        """Looks once, when this peer has come to the group's model: it may found a job that has
-        finished.
+        """Checks once, when this peer first has the group's model, that it does not start a job
+        again that has finished.
 
         Raises:
-            moolink.Error: it does; see :mod:`moolink.accumulate.run_record`.
+            moolink.Error: it would; see :mod:`moolink.accumulate.run_record`.
         """
         if self._has_begun or not core.connected():
             return

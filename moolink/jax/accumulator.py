@@ -273,7 +273,7 @@ class Accumulator(AccumulatorBase):
     def training_steps(self, apply: Callable[[], None], **options: Any) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted, with steps as
         in :meth:`steps` and options as in the base class: for members of several frameworks, whose
-        states of optimisers need a form that all understand.
+        states of optimizers need a form that all understand.
 
         Args:
             apply: calls :meth:`set_parameters` with parameters updated by :meth:`gradients`.
@@ -367,7 +367,7 @@ class TrainingStep(loops.TrainingStep):
 
     Attributes:
         parameters: the pytree.
-        optimizer_state: as the optimiser of :meth:`Accumulator.steps` left it, for a checkpoint.
+        optimizer_state: as the optimizer of :meth:`Accumulator.steps` left it, for a checkpoint.
     """
 
     _accumulator: Accumulator
