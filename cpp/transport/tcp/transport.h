@@ -92,8 +92,8 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
   // Last: their threads end first.
-  io::TaskThread names_;    // looks them up
-  io::TaskThread records_;  // seals and opens them
+  io::TaskThread names_{"moolink names"};  // looks them up
+  io::TaskThread records_{"moolink tls"};  // seals and opens them
 };
 
 }  // namespace moolink::transport::tcp
