@@ -271,12 +271,12 @@ bool TlsStream::read_more() {
       join_arrived();
       continue;
     }
-    if (may_read_ == 0 || socket_empty_) return false;
-    read_records();
     if (socket_error_ != 0) socket_failed(socket_error_);
     if (socket_ended_) {
       throw Exception(ErrorCode::peer_lost, "cut off: it has not said that it ends");
     }
+    if (may_read_ == 0 || socket_empty_) return false;
+    read_records();
   }
   return true;
 }
