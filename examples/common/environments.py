@@ -241,7 +241,7 @@ class Pooled:
             seed=seed,
             arrays="numpy",
             copy=True,
-            terminal_observation=True,
+            final_obs=True,
         )
         actions = [self.single_action_space.sample() for _ in range(self.num_envs)]
         self.send(np.array(actions))  # a pool's first step is the reset
@@ -255,7 +255,7 @@ class Pooled:
         outputs = self._pending.result()
         names = self.single_observation_space.spaces  # type: ignore[attr-defined]
         observation = {name: outputs[name] for name in names}
-        final = outputs["final_observation"]
+        final = outputs["final_obs"]
         flags = (outputs[name].astype(np.bool_) for name in ("terminated", "truncated"))
         return observation, outputs["reward"], *flags, {"final_obs": final}
 

@@ -171,7 +171,7 @@ class Results:
     """Worker to pool: a request's results that have no place in shared memory, by row."""
 
     observations: dict[int, Any] = dataclasses.field(default_factory=dict)
-    final_observations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    final_obs: dict[int, Any] = dataclasses.field(default_factory=dict)
     infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     final_infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # Of vector environments, by their first rows: arrays of all their rows.
@@ -198,7 +198,7 @@ class Results:
         return bool(
             self.observations
             or self.infos
-            or self.final_observations
+            or self.final_obs
             or self.final_infos
             or self.vector_infos
             or self.answers

@@ -35,7 +35,7 @@ class PoolShape:
         batch_size: environments of one batch.
         observation, action: trees of `Leaf`; None where the space has no fixed layout, and values
             are sent in messages instead.
-        terminal_observation: whether terminal observations are kept.
+        final_obs: whether final observations are kept.
         reward: dtype of the rewards.
     """
 
@@ -44,7 +44,7 @@ class PoolShape:
     batch_size: int
     observation: Tree | None
     action: Tree | None
-    terminal_observation: bool
+    final_obs: bool
     reward: str
 
     @property
@@ -86,7 +86,7 @@ class PoolMemory:
 
     Attributes:
         board: the requests, and the counts of those served.
-        observation, final_observation, action: trees of arrays, None if there are none.
+        observation, final_obs, action: trees of arrays, None if there are none.
         reward, terminated, truncated: the results of each environment's last step.
         begun: whether an episode of the environment was ever begun; survives its worker.
     """
@@ -104,7 +104,7 @@ class PoolMemory:
             return None if described is None else map_tree(slots, described)
 
         observation, action = tree(shape.observation), tree(shape.action)
-        final = tree(shape.observation) if shape.terminal_observation else None
+        final = tree(shape.observation) if shape.final_obs else None
         reward = layout.slot((count,), shape.reward)
         flags = [layout.slot((count,), np.bool_) for _ in range(3)]
         if create:
@@ -117,7 +117,7 @@ class PoolMemory:
 
         self.board = Board(words.view(memory), shape.workers, shape.batches, count)
         self.observation = views(observation)
-        self.final_observation = views(final)
+        self.final_obs = views(final)
         self.action = views(action)
         self.reward = reward.view(memory)
         self.terminated, self.truncated, self.begun = (flag.view(memory) for flag in flags)

@@ -21,7 +21,7 @@ class PoolOptions:
     batches: int
     batch_size: int
     seed: int | None
-    terminal_observation: bool
+    final_obs: bool
     reward: str
     start: starting.Start
     on_crash: Literal["raise", "restart"]

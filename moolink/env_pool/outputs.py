@@ -101,7 +101,7 @@ class Outputs:
             if ended is not None and ended[position]:
                 final = {
                     "final_info": results.final_infos.get(row, {}),
-                    "final_obs": self._final_observation(row, results),
+                    "final_obs": self._final_obs(row, results),
                 }
                 info = final | info
             if info:
@@ -112,11 +112,11 @@ class Outputs:
                 merge(infos, info, position_of[row], len(rows))
         return infos
 
-    def _final_observation(self, row: int, results: channel.Results) -> Any:
-        if self._memory.final_observation is None:
-            return results.final_observations.get(row, self._last[row])
+    def _final_obs(self, row: int, results: channel.Results) -> Any:
+        if self._memory.final_obs is None:
+            return results.final_obs.get(row, self._last[row])
 
         def value(leaf: Leaf, array: Array) -> Any:
             return array[row].item() if leaf.scalar else array[row].copy()
 
-        return map_tree(value, self._tree, self._memory.final_observation)
+        return map_tree(value, self._tree, self._memory.final_obs)

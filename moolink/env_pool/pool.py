@@ -9,7 +9,7 @@ from typing import Any, Literal
 from moolink.env_pool import channel, server, starting
 from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.stepper import (
-    FINAL_OBSERVATION,
+    FINAL_OBS,
     RESULTS,
     EnvStepper,
     EnvStepperFuture,
@@ -63,7 +63,7 @@ class EnvPool(Closing):
         copy: whether outputs are copies. Otherwise they are views of shared memory, and change
             at the next step of their batch.
         arrays: "numpy" or "torch" outputs; "auto" gives torch if the actions were torch tensors.
-        terminal_observation: whether outputs have "final_observation": the last observation of
+        final_obs: whether outputs have "final_obs": the last observation of
             each episode that ended in this step; other rows are undefined.
         on_crash: "raise" `EnvError` when an environment raises or a worker dies, or "restart":
             make the environments concerned anew, cut off their episodes (done and truncated are
@@ -93,7 +93,7 @@ class EnvPool(Closing):
         seed: int | None = None,
         copy: bool = False,
         arrays: Framework = "auto",
-        terminal_observation: bool = False,
+        final_obs: bool = False,
         on_crash: Literal["raise", "restart"] = "raise",
         check_actions: bool = True,
         start: starting.Start = "program",
@@ -116,7 +116,7 @@ class EnvPool(Closing):
             num_batches,
             batch_size,
             seed,
-            terminal_observation,
+            final_obs,
             "float32",
             start,
             on_crash,
@@ -152,7 +152,7 @@ class EnvPool(Closing):
             the episode ended;
             "reward" float32; "terminated", "truncated" and "done" (either of them) bool;
             "episode_return" float32 and "episode_step" int64, of the episode so far, including the
-            step that ends it; and "final_observation" if asked for.
+            step that ends it; and "final_obs" if asked for.
 
         Raises:
             ValueError, TypeError: wrong shape, dtype, structure or value, named by its place.
@@ -196,7 +196,7 @@ class EnvPool(Closing):
 
 
 def _require_free_names(observation: Any) -> None:
-    taken = {*RESULTS, FINAL_OBSERVATION}
+    taken = {*RESULTS, FINAL_OBS}
     if isinstance(observation, dict) and (clash := sorted(taken & observation.keys())):
         raise ValueError(
             f"the observation space has the keys {clash}, which EnvPool's own outputs use: rename "

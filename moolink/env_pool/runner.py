@@ -57,10 +57,8 @@ class Runner:
         self._numbers: Array | None = memory.action if scalar else None
         self._write = self._writer(shape.observation, memory.observation, "observations")
         self._write_final: Write | None = None
-        if shape.terminal_observation:
-            self._write_final = self._writer(
-                shape.observation, memory.final_observation, "final_observations"
-            )
+        if shape.final_obs:
+            self._write_final = self._writer(shape.observation, memory.final_obs, "final_obs")
 
     def _writer(self, tree: Tree | None, arrays: Tree | None, kind: str) -> Write:
         if tree is not None:
@@ -175,12 +173,12 @@ class Runner:
         if self._behaviour.autoreset != "same":
             environment.due = self._behaviour.autoreset == "next"
             return
-        if self._memory.final_observation is not None:
+        if self._memory.final_obs is not None:
 
             def keep(observation: Array, final: Array) -> None:
                 final[row] = observation[row]
 
-            map_tree(keep, self._memory.observation, self._memory.final_observation)
+            map_tree(keep, self._memory.observation, self._memory.final_obs)
         observation, info = environment.begin()
         self._write(row, observation)
         self._started(environment, info)

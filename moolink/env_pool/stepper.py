@@ -24,7 +24,7 @@ Framework: TypeAlias = Literal["auto", "numpy", "torch"]
 
 # A step's outputs beside the observation, for each environment of the batch.
 RESULTS = ("reward", "done", "terminated", "truncated", "episode_return", "episode_step")
-FINAL_OBSERVATION = "final_observation"
+FINAL_OBS = "final_obs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +131,8 @@ class EnvStepper:
             *map(of_batch, (memory.reward, memory.terminated, memory.truncated))
         )
         self._outputs |= self._episodes.outputs
-        if memory.final_observation is not None:
-            self._outputs[FINAL_OBSERVATION] = map_tree(of_batch, memory.final_observation)
+        if memory.final_obs is not None:
+            self._outputs[FINAL_OBS] = map_tree(of_batch, memory.final_obs)
         self._nested = any(isinstance(part, (dict, tuple)) for part in self._outputs.values())
         self._copies = map_tree(lambda _: WarmMemory(), self._outputs)
         self._tensors: Outputs | None = None

@@ -301,7 +301,7 @@ class Supervisor:
             options.batch_size,
             first.observation,
             first.action,
-            options.terminal_observation,
+            options.final_obs,
             options.reward,
         )
         self.face = first.face

@@ -46,9 +46,7 @@ class VectorRunner:
         self._current = current
         self._failed = failed
         self._tree: Tree = shape.observation
-        self._write_final = (
-            writer(self._tree, memory.final_observation) if shape.terminal_observation else None
-        )
+        self._write_final = writer(self._tree, memory.final_obs) if shape.final_obs else None
 
     def step(self, first: int, count: int, given: dict[int, Any] | None) -> None:
         """Steps the vector environments that have `count` rows from `first`."""
@@ -164,12 +162,12 @@ class VectorRunner:
         part, memory = _part(environment), self._memory
         environment.interrupted = False
         if self._behaviour.autoreset == "same":
-            if memory.final_observation is not None:
+            if memory.final_obs is not None:
 
                 def keep(observation: Array, final: Array) -> None:
                     final[part] = observation[part]
 
-                map_tree(keep, memory.observation, memory.final_observation)
+                map_tree(keep, memory.observation, memory.final_obs)
             self._begin(environment)
         else:
             environment.due = self._behaviour.autoreset == "next"

@@ -231,9 +231,7 @@ def test_a_death_is_noticed_by_those_who_only_ask():
 
 
 def test_a_killed_worker_is_restarted_and_its_episodes_cut_off(caplog):
-    with EnvPool(
-        environments.Misbehaving, 2, 4, 2, on_crash="restart", terminal_observation=True
-    ) as pool:
+    with EnvPool(environments.Misbehaving, 2, 4, 2, on_crash="restart", final_obs=True) as pool:
         for batch in range(2):
             pool.step(batch, zeros(4)).result(LONG)
             pool.step(batch, np.full(4, 11)).result(LONG)
@@ -246,7 +244,7 @@ def test_a_killed_worker_is_restarted_and_its_episodes_cut_off(caplog):
         assert not outputs["terminated"].any()
         np.testing.assert_array_equal(outputs["state"][:2], [[0, 0, 0, -1], [1, 0, 0, -1]])
         np.testing.assert_array_equal(outputs["state"][2:, 2], [2, 2])
-        np.testing.assert_array_equal(outputs["final_observation"][1], [1, 0, 1, 11])
+        np.testing.assert_array_equal(outputs["final_obs"][1], [1, 0, 1, 11])
         assert outputs["reward"].tolist() == [0, 0, 0, 0]
         # The other batch, not under way when the worker died, hears of it at its next step.
         outputs = pool.step(1, np.full(4, 12)).result(LONG)

@@ -30,7 +30,7 @@ def test_the_first_observation_decides_where_no_space_is_declared(caplog):
 
 
 def test_the_old_gyms_api_is_recognised():
-    with EnvPool(environments.OldGym, 1, 2, terminal_observation=True) as pool:
+    with EnvPool(environments.OldGym, 1, 2, final_obs=True) as pool:
         pool.step(0, np.zeros(2, np.int64)).result(LONG)
         three = pool.step(0, np.array([3, 3])).result(LONG)
         assert three["reward"].tolist() == [3, 3]

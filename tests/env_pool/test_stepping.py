@@ -57,7 +57,7 @@ def test_every_environment_is_stepped_with_its_own_action(processes, size, batch
 
 
 def test_an_episodes_end_resets_at_once_and_keeps_what_was_seen_last():
-    with EnvPool(environments.Counter, 2, 4, 1, terminal_observation=True) as pool:
+    with EnvPool(environments.Counter, 2, 4, 1, final_obs=True) as pool:
         pool.step(0, zeros(4)).result(LONG)
         for t in range(1, 13):
             outputs = pool.step(0, np.full(4, t)).result(LONG)
@@ -71,13 +71,13 @@ def test_an_episodes_end_resets_at_once_and_keeps_what_was_seen_last():
             np.testing.assert_array_equal(
                 outputs["episode_return"], [sum(range(start + 1, t + 1))] * 4
             )
-            seen = outputs["final_observation"] if ended else outputs["state"]
+            seen = outputs["final_obs"] if ended else outputs["state"]
             np.testing.assert_array_equal(seen[:, 1:], [[(t - 1) // 5, t - start, t]] * 4)
             if ended:
                 np.testing.assert_array_equal(outputs["state"][:, 1:], [[t // 5, 0, -1]] * 4)
 
 
-def test_terminal_observations_are_not_kept_unasked():
+def test_final_observations_are_not_kept_unasked():
     with EnvPool(environments.Counter, 1, 1, 1) as pool:
         assert set(pool.step(0, zeros(1)).result(LONG)) == {
             "state", "reward", "done", "terminated", "truncated", "episode_return", "episode_step",

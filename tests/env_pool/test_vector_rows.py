@@ -241,7 +241,7 @@ def test_a_worker_that_dies_cuts_all_its_rows_off(mode):
 
 def test_an_env_pool_runs_them_too():
     make = functools.partial(make_cart_poles, 2)
-    with moolink.EnvPool(make, 2, 4, terminal_observation=True, seed=1) as pool:
+    with moolink.EnvPool(make, 2, 4, final_obs=True, seed=1) as pool:
         actions = np.zeros(4, np.int64)
         outputs = pool.step(0, actions).result()
         assert not outputs["done"].any()
@@ -250,7 +250,7 @@ def test_an_env_pool_runs_them_too():
             outputs = pool.step(0, actions).result()
         (row, *_) = np.flatnonzero(outputs["done"])
         assert np.abs(outputs["state"][row]).max() <= 0.05  # a first observation
-        assert np.abs(outputs["final_observation"][row] - before[row]).max() < 0.5
+        assert np.abs(outputs["final_obs"][row] - before[row]).max() < 0.5
         assert outputs["episode_return"][row] == outputs["episode_step"][row] > 3
 
 
