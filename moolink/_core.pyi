@@ -46,7 +46,7 @@ def register_type(
 
 def set_late_registration(late: Callable[[type[Any] | str], bool]) -> None:
     """
-    Sets what is called with a type, or a peer's name of one, that nobody registered; it returns whether it registered it.
+    Sets what is called with a type, or a peer's name of one, that is not registered; it returns whether it registered it.
     """
 
 def encode(
@@ -188,7 +188,7 @@ class Future:
     @property
     def released(self) -> Future:
         """
-        A Future that is done when nobody reads any more what the call has lent (see moolink.lend): the memory may be written again. Done at once if it lends nothing. Its result is None.
+        A Future that is done when no peer reads the lent memory any more (see moolink.lend): it may be written again. Done at once if it lends nothing. Its result is None.
         """
 
     def __repr__(self) -> str: ...
@@ -314,8 +314,9 @@ class RpcCore:
             key, several on lines of their own (the first is shown, all are accepted), the path of its
             file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
             variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-        token_file: path of such a file, which nobody but its owner may read.
-        insecure: show no token and ask for none: anybody who reaches the port may call every function.
+        token_file: path of such a file, which only its owner may read.
+        insecure: show no token and ask for none: any process that reaches the port may call
+            every function.
 
     Raises:
         moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.

@@ -57,7 +57,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
     keys.add_argument(
         "--insecure",
         action="store_true",
-        help="ask for no token: whoever reaches the port may join every group",
+        help="ask for no token: any process that reaches the port may join every group",
     )
     parser.add_argument(
         "--http",

@@ -208,7 +208,7 @@ def _check_owner(name: str, status: os.stat_result) -> None:
         raise AuthError(
             f"the token file {name} can be read or written by others (mode "
             f"{stat.S_IMODE(status.st_mode):04o}): run `chmod 600 {name}`, and make a new token if "
-            "somebody may have read it"
+            "another user may have read it"
         )
 
 
@@ -321,6 +321,6 @@ def _warn_insecure() -> None:
         return
     _told_insecure = True
     logs.logger.warning(
-        "this peer is insecure: it shows no token and asks for none, and whoever reaches its port "
-        "may call every function that it defines"
+        "this peer is insecure: it shows no token and asks for none, and any process that reaches "
+        "its port may call every function that it defines"
     )

@@ -228,11 +228,11 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
 const char* Machine::fault_of(const Resume& resume) const {
   if (resume.round > kLargestRound) return "names an impossible version";
   std::set<Uid> instances;
-  bool anybody = false;
+  bool any_accepted = false;
   for (const MemberStanding& member : resume.members) {
     const bool known = view_.find(member.instance) != nullptr;
     if (!known || !instances.insert(member.instance).second) return "names other members";
-    anybody = anybody || member.refused.empty();
+    any_accepted = any_accepted || member.refused.empty();
     // A member that continues has, or is told of, every round up to the last.
     const bool here = member.instance == config_.instance;
     if (!here || member.standing == Standing::stateless || resume.fresh) continue;
@@ -241,7 +241,7 @@ const char* Machine::fault_of(const Resume& resume) const {
       return "leaves rounds out";
     }
   }
-  return anybody && instances.contains(resume.leader) ? nullptr : "is without a leader";
+  return any_accepted && instances.contains(resume.leader) ? nullptr : "is without a leader";
 }
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {

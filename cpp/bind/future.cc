@@ -181,8 +181,8 @@ void bind_future(nb::module_& m) {
                    "None"),
            "Calls `callback(future)` on a worker thread once the operation has ended.")
       .def_prop_ro("released", &PyFuture::released, nb::sig("def released(self) -> Future"),
-                   "A Future that is done when nobody reads any more what the call has lent (see "
-                   "moolink.lend): the memory may be written again. Done at once if it lends "
+                   "A Future that is done when no peer reads the lent memory any more (see "
+                   "moolink.lend): it may be written again. Done at once if it lends "
                    "nothing. Its result is None.")
       .def("__repr__", &PyFuture::repr)
       .def("__await__", &await,

@@ -39,8 +39,9 @@ Args:
         key, several on lines of their own (the first is shown, all are accepted), the path of its
         file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
         variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-    token_file: path of such a file, which nobody but its owner may read.
-    insecure: show no token and ask for none: anybody who reaches the port may call every function.
+    token_file: path of such a file, which only its owner may read.
+    insecure: show no token and ask for none: any process that reaches the port may call
+        every function.
 
 Raises:
     moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.

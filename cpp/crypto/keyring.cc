@@ -77,7 +77,7 @@ Keyring::Keyring(std::vector<Key> keys) : keys_(std::move(keys)) {
   if (keys_.size() > kMaxKeys) {
     throw Exception(ErrorCode::invalid_argument,
                     "a peer holds at most " + std::to_string(kMaxKeys) + " keys, not " +
-                        std::to_string(keys_.size()) + ": drop those that nobody shows any more");
+                        std::to_string(keys_.size()) + ": drop those that no peer shows any more");
   }
   for (const Key& key : keys_) {
     if (!key.scope.empty()) check_name("a group's name", key.scope);

@@ -280,7 +280,7 @@ class Node {
   Peer* peer_of(const DialTarget& target) const {
     return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
   }
-  void ask_everybody(Time now, Search& search);
+  void ask_all_peers(Time now, Search& search);
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
   void end_search(Time now, Peer& peer);

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("name", metavar="NAME", help="the group's name")
     show = commands.add_parser("show", help="name the keys of a file without telling them")
     dashboard = commands.add_parser(
-        "dashboard", help="print the key of the broker's dashboard, with which nobody can join"
+        "dashboard", help="print the key of the broker's dashboard, with which no peer can join"
     )
     for command in (new, group):
         command.add_argument(

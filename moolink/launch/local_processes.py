@@ -185,7 +185,7 @@ class Machine:
     def _ended(self, process: LocalProcess) -> None:
         self._loop.unwatch(process.pidfd)
         os.close(process.pidfd)
-        # Before the leader is reaped: until then nobody else can have its process group's number.
+        # Before the leader is reaped: until then no other group can have its number.
         _kill_group(process.pid)
         returncode = process.popen.wait()
         process.has_ended = True
@@ -216,7 +216,7 @@ class Machine:
         try:
             os.write(self._guard_pipe, os.fsencode(f"{line}\n"))
         except BrokenPipeError:
-            # Somebody killed the guard; PR_SET_PDEATHSIG still ends the peers with us.
+            # The guard was killed; PR_SET_PDEATHSIG still ends the peers with us.
             return
 
 

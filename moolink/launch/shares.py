@@ -25,7 +25,7 @@ class Seat:
         index: in the role.
         host: on which it runs.
         cores: its share of them.
-        gpus: those it gets; ``None``: all that the host shows to everybody.
+        gpus: those it gets; ``None``: all that the host shows to every process.
     """
 
     role: Role

@@ -129,11 +129,11 @@ class Submitter:
         try:
             os.write(self._guard.stdin.fileno(), f"{line}\n".encode())
         except BrokenPipeError:
-            return  # Somebody killed it: jobs then outlive a launcher that is killed, too.
+            return  # The guard was killed: jobs then outlive a launcher that is killed, too.
 
 
 class _Unwatched:
-    """For processes of which nobody wants to know."""
+    """A watcher of processes whose output and end do not matter."""
 
     def output(self, stream: str, data: bytes) -> None:
         """Drops what scancel says: that there is no such job."""

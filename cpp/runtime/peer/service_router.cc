@@ -24,7 +24,7 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
     case rpc::Service::directory:
       break;
   }
-  throw Exception(ErrorCode::wire, "a service message for nobody");
+  throw Exception(ErrorCode::wire, "a service message that no service handles");
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ class Met:
             now = time.monotonic()
             return now < self._since.setdefault(peer, now) + GRACE
         if isinstance(error, PeerLost | TimeoutError):
-            self._since.pop(peer, None)  # Whoever has this name next is met anew.
+            self._since.pop(peer, None)  # The next peer of this name is met anew.
         elif error is None or isinstance(error, RemoteError):  # Others say nothing of the peer's.
             self._known.add((peer, function))
         return False
