@@ -45,7 +45,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--advertise",
         metavar="HOST[:PORT]",
-        help="what peers are told instead of the addresses listened on",
+        help="the address that peers are told instead of those listened on",
     )
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument(

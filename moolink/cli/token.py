@@ -54,7 +54,7 @@ def _give(keys: list[tokens.Key], file: str | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moolink-broker token",
-        description="Tokens say who may take part in a job.",
+        description="Peers with a job's token may take part in the job.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -103,7 +103,7 @@ def read(url: str, key: str | None) -> dict[str, Any]:
         with _OPENER.open(request, timeout=_TIMEOUT) as answer:
             told: dict[str, Any] = json.load(answer)
         if not isinstance(told, dict) or not {"broker", "groups", "members"} <= told.keys():
-            raise ValueError("what answers there is something else")
+            raise ValueError("the answer there is not a dashboard's")
     except urllib.error.HTTPError as error:
         if error.code == 401:
             what = "the key is wrong" if key else "a key is needed"
@@ -163,7 +163,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 class View:
-    """Which members are shown, and in what order."""
+    """The members that are shown, and their order."""
 
     def __init__(self) -> None:
         self.column = 0

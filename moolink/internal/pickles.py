@@ -15,7 +15,7 @@ _told: set[str] = set()  # the log has named them as able to run code here
 
 
 def check(allowed: AllowPickle, proof: Identity) -> None:
-    """Checks an Rpc's option ``allow_pickle``; tells in the log who can run code here,
+    """Checks an Rpc's option ``allow_pickle``; names in the log those that can run code here,
     once of holders of the token and once of all processes that reach this peer.
 
     Raises:

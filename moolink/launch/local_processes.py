@@ -23,7 +23,7 @@ _DRAIN_TIME = 0.5  # seconds that output is still read after a process ended
 
 
 class Watcher(Protocol):
-    """What is told of a process, by the loop."""
+    """The events of a process, called by the loop."""
 
     def output(self, stream: str, data: bytes) -> None:
         """It wrote to "stdout" or "stderr"."""
@@ -131,7 +131,7 @@ class Machine:
         return process
 
     def pause(self, is_paused: bool) -> None:
-        """Reads no output, so that those who write much have to wait; or reads it again."""
+        """Reads no output, so that processes that write much have to wait; or reads it again."""
         if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
