@@ -47,7 +47,8 @@ void Machine::evicted(Time now) {
   settle(now);
 }
 
-// Nothing of the old epoch is applied from here on; FLUSH carries what only its leader knows.
+// Nothing of the old epoch is applied from here on; FLUSH carries the facts that only its leader
+// knows.
 void Machine::leave_epoch() {
   if (leader_) {
     led_.led = true;
@@ -297,8 +298,8 @@ void Machine::begin_history(std::uint64_t version) {
   user_version_ = version;
 }
 
-// What this peer computed or was promised belongs to a history that it left. Its parameters stay as
-// they are until a snapshot replaces them.
+// This peer's contributions and promised snapshots belong to a history that it left. Its parameters
+// stay as they are until a snapshot replaces them.
 void Machine::become_stateless(std::uint64_t round) {
   if (auto dropped = ledger_.drop_own(); !dropped.empty()) {
     actions_.push_back(Dropped{std::move(dropped)});

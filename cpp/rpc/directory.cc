@@ -97,8 +97,8 @@ void Node::search_due(Time now, std::uint64_t number) {
   ask_all_peers(now, search);
 }
 
-// The peer is up: sends what waited for its name, in order. What an exception leaves here waits for
-// its next session.
+// The peer is up: sends the messages that waited for its name, in order. Messages that an exception
+// leaves here wait for its next session.
 void Node::end_search(Time now, Peer& peer) {
   const auto entry = searches_.find(peer.name);
   if (entry == searches_.end()) return;

@@ -121,7 +121,7 @@ class InferenceServer(Closing):
         sources.add(self, rpc)
 
     def stats(self) -> InferenceServerStats:
-        """Returns counts of batches, requests and clients, and the version of the newest weights."""
+        """Returns counts of batches, requests and clients, and the newest weights' version."""
         with self._lock:
             self._forget_the_dead()
             return {

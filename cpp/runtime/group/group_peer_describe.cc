@@ -1,4 +1,4 @@
-// What a group tells of itself: to its user, to the log, and in a dump.
+// A group's texts about itself: for its user, for the log, and in a dump.
 
 #include "base/format.h"
 #include "io/loop.h"
