@@ -74,7 +74,7 @@ struct Dial {
   std::string address;
 };
 
-// The greeting is done; the transport lifts its limits on strangers.
+// The greeting is done; the transport lifts its limits on unauthenticated connections.
 struct Establish {
   ConnectionId connection;
 };

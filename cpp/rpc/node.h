@@ -214,7 +214,7 @@ class Node {
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
   void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
-  // About a stranger.
+  // About an unauthenticated connection.
   void complain(Time now, std::string text) {
     auto line = complaints_.make(now, std::move(text));
     if (line) log(LogLevel::warning, std::move(*line));
