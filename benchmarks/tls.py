@@ -7,7 +7,10 @@ without (`insecure=True`); AES-128-GCM is what one thread of the same libcrypto 
 0.85 of 1 / (1 / plain + 1 / AES-GCM), as if each byte were copied as without TLS and passed the
 cipher once at each side, on a processor of its own; OpenSSL and moolink's BIO copy it once more
 each. "both" is what the cipher does for each side while both encrypt at once: less than alone where
-the two processors share a core. Echo: the round trip of a call with an int. Connection: until the
+the two processors share a core. In turns: another thread of each peer seals and opens the records
+(`MOOLINK_TLS_THREAD=1`; the other columns are without it). Its processor time and that of the
+threads that do the rest tell how fast a side could be with a processor for each: 1 / the larger.
+Echo: the round trip of a call with an int. Connection: until the
 first answer of a new peer that is told where to call.
 Processor time, of both sides and of the cipher alone, tells what a byte costs where; unlike speeds
 it is much the same on a busy machine, but for the time that a side looks for an answer before it
@@ -24,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,11 +68,28 @@ class AesGcm:
         return done / elapsed, (time.process_time() - spent) / done
 
 
+TLS_THREAD = "moolink tls"
+
+
+def time_by_thread(pid: int) -> dict[str, float]:
+    """Seconds of processor time of a process: of all threads, and of those that seal and open."""
+    total = {"all": 0.0, TLS_THREAD: 0.0}
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+        ticks = [int(field) for field in rest.split()[11:13]]
+        seconds = sum(ticks) / os.sysconf("SC_CLK_TCK")
+        total["all"] += seconds
+        if name == TLS_THREAD:
+            total[TLS_THREAD] += seconds
+    return total
+
+
 class Peer:
     """A server in its own process, and a client here."""
 
-    def __init__(self, insecure: bool) -> None:
+    def __init__(self, insecure: bool, in_turns: bool = False) -> None:
         self._insecure = insecure
+        os.environ["MOOLINK_TLS_THREAD"] = str(int(in_turns))
         self._server = subprocess.Popen(
             [sys.executable, __file__, "--serve", *(["--insecure"] if insecure else [])],
             stdin=subprocess.PIPE,
@@ -126,6 +147,19 @@ class Peer:
         here, there = time.process_time() - spent[0], self.rpc.sync("server", "spent") - spent[1]
         return sent / elapsed, here / sent, there / sent
 
+    def by_thread(self, size: int, seconds: float) -> dict[str, float]:
+        """Bytes a second, and at each side seconds of processor time a byte by thread."""
+        pids = {"sender": os.getpid(), "receiver": self._server.pid}
+        before = {side: time_by_thread(pid) for side, pid in pids.items()}
+        figures = {"speed": self.one_way(size, seconds)[0]}
+        sent = figures["speed"] * seconds + size  # with the first, which is not timed
+        for side, pid in pids.items():
+            after = time_by_thread(pid)
+            tls = after[TLS_THREAD] - before[side][TLS_THREAD]
+            figures[f"{side}, TLS"] = tls / sent
+            figures[f"{side}, rest"] = (after["all"] - before[side]["all"] - tls) / sent
+        return figures
+
     def close(self) -> None:
         self.rpc.close()
         self._server.kill()
@@ -144,7 +178,7 @@ def serve(insecure: bool) -> None:
 
 
 def one_round(
-    plain: Peer, tls: Peer, aes: AesGcm, options: argparse.Namespace
+    plain: Peer, tls: Peer, turns: Peer, aes: AesGcm, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     figures: dict[str, dict[str, float]] = {}
     for name, size in SIZES.items():
@@ -156,6 +190,8 @@ def one_round(
             figures[name] |= {who: speed, f"{who} sender": sender, f"{who} receiver": receiver}
         bound = 1 / (1 / figures[name]["plain"] + 1 / alone)
         figures[name]["of bound"] = figures[name]["TLS"] / bound
+        # A tick of processor time is 10 ms.
+        figures[f"{name} in turns"] = turns.by_thread(size, 2 * options.seconds)
     for what, measure in (("echo", Peer.echo), ("connection", Peer.connection)):
         count = options.calls if what == "echo" else options.connections
         pair = {"plain": measure(plain, count), "TLS": measure(tls, count)}
@@ -180,6 +216,15 @@ def print_table(rounds: list[dict[str, dict[str, float]]]) -> bool:
     print("processor, s/GB " + "".join(f"{side:>16}" for side in sides))
     for name in SIZES:
         print(f"{name:16}" + "".join(f"{median(name, side) * 1e9:16.3f}" for side in sides))
+    columns = ("sender, rest", "sender, TLS", "receiver, rest", "receiver, TLS")
+    print(
+        "in turns, s/GB  " + "".join(f"{column:>16}" for column in columns) + "    GB/s  possible"
+    )
+    for name in SIZES:
+        costs = [median(f"{name} in turns", column) * 1e9 for column in columns]
+        speed = median(f"{name} in turns", "speed") / 1e9
+        print(f"{name:16}" + "".join(f"{cost:16.3f}" for cost in costs), end="")
+        print(f"{speed:8.2f}{1 / max(costs):10.2f}")
     print(f"{'time':16}{'plain':>10}{'TLS':>10}{'more':>10}")
     for what, unit, scale in (("echo", "us", 1e6), ("connection", "ms", 1e3)):
         times = [median(what, who) * scale for who in ("plain", "TLS", "more")]
@@ -204,12 +249,12 @@ def main() -> None:
     if options.serve:
         serve(options.insecure)
         return
-    aes, plain, tls = AesGcm(), Peer(True), Peer(False)
+    aes, peers = AesGcm(), (Peer(True), Peer(False), Peer(False, in_turns=True))
     try:
-        rounds = [one_round(plain, tls, aes, options) for _ in range(options.rounds)]
+        rounds = [one_round(*peers, aes, options) for _ in range(options.rounds)]
     finally:
-        plain.close()
-        tls.close()
+        for peer in peers:
+            peer.close()
     sys.exit(0 if print_table(rounds) else 1)
 
 

@@ -1,5 +1,7 @@
 #include "io/quiet_thread.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <csignal>
 #include <cstddef>
@@ -18,7 +20,7 @@ thread_local volatile bool thread_has_data = false;
 
 }  // namespace
 
-std::thread quiet_thread(std::function<void()> body) {
+std::thread quiet_thread(const char* name, std::function<void()> body) {
   struct Blocked {
     sigset_t before;
     Blocked() {
@@ -32,8 +34,9 @@ std::thread quiet_thread(std::function<void()> body) {
     }
     ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
   } const blocked;
-  return std::thread([body = std::move(body), room = std::make_unique<Room>()]() mutable {
+  return std::thread([name, body = std::move(body), room = std::make_unique<Room>()]() mutable {
     room.reset();
+    pthread_setname_np(pthread_self(), name);
     prepare_for_exceptions();
     thread_has_data = true;
     body();

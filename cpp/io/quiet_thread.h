@@ -6,7 +6,8 @@
 namespace moolink::io {
 
 // A thread that gets only the signals of its own faults: the others are for the threads of the
-// application. Throws std::system_error when the process may have no more threads.
-std::thread quiet_thread(std::function<void()> body);
+// application. The name, of at most 15 characters, is shown by ps and top. Throws
+// std::system_error when the process may have no more threads.
+std::thread quiet_thread(const char* name, std::function<void()> body);
 
 }  // namespace moolink::io

@@ -24,7 +24,7 @@ TaskThread::~TaskThread() {
 void TaskThread::submit(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (!thread_.joinable()) thread_ = quiet_thread([state = state_] { run(*state); });
+    if (!thread_.joinable()) thread_ = quiet_thread(name_, [state = state_] { run(*state); });
     state_->tasks.push_back(std::move(task));
   }
   state_->changed.notify_one();

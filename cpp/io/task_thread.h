@@ -13,7 +13,7 @@ namespace moolink::io {
 // up. The first task starts it.
 class TaskThread {
  public:
-  TaskThread() = default;
+  explicit TaskThread(const char* name) : name_(name) {}
   ~TaskThread();  // waits for all tasks
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
@@ -37,6 +37,7 @@ class TaskThread {
   };
   static void run(State& state);
 
+  const char* const name_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
 };

@@ -150,6 +150,9 @@ struct Environment {
   // This peer's keys. Empty: it is insecure.
   crypto::Keyring keyring{};
   std::string name{};  // of this peer, public to every peer that reaches it
+  // Whether another thread seals and opens the records of large transfers in TLS; none: if this
+  // process may run on enough processors.
+  std::optional<bool> tls_thread{};
 
   wire::ConnectionId next_connection_id() { return ++last_connection_id; }
   wire::ConnectionId last_connection_id = 0;

@@ -5,7 +5,9 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "base/descriptor.h"
 #include "target.h"
@@ -47,16 +49,19 @@ bool begins(const Bytes& said, const Bytes& got) {
   return got.empty() || std::memcmp(got.data(), said.data(), got.size()) == 0;
 }
 
-// One end of a connection, and the far end of its socket.
+// One end of a connection, and the far end of its socket. In turns: another thread would do its
+// work (tls_turns.cc), which is done here between two calls.
 class End {
  public:
-  explicit End(std::optional<crypto::Key> key) {
+  explicit End(std::optional<crypto::Key> key, bool in_turns = false) {
     std::array<int, 2> ends{};
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) ==
                0);
     near_ = Descriptor(ends[0]);
     far_ = Descriptor(ends[1]);
-    stream_ = std::make_unique<tcp::TlsStream>(context(), ends[0], std::move(key));
+    tcp::TlsTurns turns;
+    if (in_turns) turns = {[this](std::function<void()> work) { work_ = std::move(work); }, 200};
+    stream_ = std::make_unique<tcp::TlsStream>(context(), ends[0], std::move(key), turns);
   }
 
   bool is_open() const { return open_; }
@@ -89,6 +94,7 @@ class End {
                                       iovec{bytes + middle, to - middle}};
     std::size_t sent = 0;
     if (!failed_) failed_ = refused([&] { sent = stream_->send(pieces).bytes; }, kLost);
+    finish_turn();
     return sent;
   }
   bool shut_down() { return stream_->shut_down(); }
@@ -104,11 +110,12 @@ class End {
     FUZZ_CHECK(!now.drained || !stream_->holds_bytes());
     FUZZ_CHECK(!(now.ended && now.bytes > 0) && (!ended_ || now.ended || failed_));
     ended_ = ended_ || now.ended;
+    const bool finished = finish_turn();
     one.resize(std::min(first, now.bytes));
     two.resize(now.bytes - one.size());
     got.insert(got.end(), one.begin(), one.end());
     got.insert(got.end(), two.begin(), two.end());
-    return !failed_ && (now.bytes > 0 || stream_->holds_bytes());
+    return !failed_ && (now.bytes > 0 || finished || stream_->holds_bytes());
   }
   void receive(Input& input, Bytes& got) {
     const std::size_t room = 1 + input.number() % kMostRoom;
@@ -121,11 +128,21 @@ class End {
   }
 
  private:
+  bool finish_turn() {
+    if (work_ == nullptr) return false;
+    FUZZ_CHECK(stream_->busy());
+    std::exchange(work_, nullptr)();
+    stream_->turned();
+    failed_ = failed_ || refused([&] { stream_->send({}); }, kLost);
+    return true;
+  }
+
   static constexpr std::initializer_list<ErrorCode> kLost = {ErrorCode::wire, ErrorCode::peer_lost};
 
   Descriptor near_;
   Descriptor far_;
   std::unique_ptr<tcp::TlsStream> stream_;
+  std::function<void()> work_;  // of a turn
   bool open_ = false;
   bool failed_ = false;
   bool ended_ = false;
@@ -149,7 +166,8 @@ void be_stranger(Input& input, bool is_dialled) {
 // Hands on what two peers say to each other, not always as they have said it.
 class Between {
  public:
-  explicit Between(Input& input) : input_(input) {}
+  Between(Input& input, bool in_turns)
+      : input_(input), dialler_(key_of(1), in_turns), acceptor_(std::nullopt, in_turns) {}
 
   void run() {
     for (int turn = 0; turn < 3; ++turn) {
@@ -203,8 +221,8 @@ class Between {
   }
 
   Input& input_;
-  End dialler_{key_of(1)};
-  End acceptor_{std::nullopt};
+  End dialler_;
+  End acceptor_;
   const Bytes& said_ = words();
   std::array<std::size_t, 2> sent_{};
   std::array<Bytes, 2> got_;
@@ -214,7 +232,8 @@ class Between {
 // Has the key, and seals records of any type, length and content.
 class KeyHolder {
  public:
-  explicit KeyHolder(Input& input) : input_(input), dialler_(end_.far(), key_of(2)) {
+  KeyHolder(Input& input, bool in_turns)
+      : input_(input), end_(std::nullopt, in_turns), dialler_(end_.far(), key_of(2)) {
     for (int turn = 0; turn < 3; ++turn) {
       dialler_.shake_hands();
       end_.shake_hands();
@@ -347,7 +366,7 @@ class KeyHolder {
   }
 
   Input& input_;
-  End end_{std::nullopt};
+  End end_;
   OpenSslDialler dialler_;
   std::optional<RecordCipher> sealer_;
   std::optional<RecordCipher> opener_;
@@ -362,15 +381,17 @@ class KeyHolder {
 }  // namespace
 
 void run(Input input) {
-  switch (input.below(4)) {
+  const std::size_t way = input.below(8);
+  const bool in_turns = way >= 4;
+  switch (way % 4) {
     case 0:
       return be_stranger(input, false);
     case 1:
       return be_stranger(input, true);
     case 2:
-      return Between(input).run();
+      return Between(input, in_turns).run();
     default:
-      return KeyHolder(input).run();
+      return KeyHolder(input, in_turns).run();
   }
 }
 

@@ -105,15 +105,65 @@ def test_nobody_on_the_way_reads_what_is_sent(insecure: bool) -> None:
     assert ("TLS 1.3" in known["reason"]) != insecure
 
 
-def test_large_arrays_arrive_whole_while_small_calls_go_on(here: moolink.Rpc) -> None:
-    with moolink.Rpc("client", transports=["tcp"], timeout=60) as client:
-        here.define("back", lambda x: x)
-        client.connect(here.listen("127.0.0.1:0")[0])
-        arrays = [np.random.default_rng(i).integers(0, 255, 5_000_000 + i) for i in range(3)]
-        large = [client.async_("here", "back", array) for array in arrays]
-        assert [client.sync("here", "f") for _ in range(50)] == ["called"] * 50
-        for array, future in zip(arrays, large, strict=True):
-            np.testing.assert_array_equal(array, future.result())
+@pytest.fixture(params=["0", "1"], ids=["alone", "in turns"])
+def two(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[moolink.Rpc, moolink.Rpc]]:
+    """A server that sends back what it gets, and a client; with and without a thread for TLS."""
+    monkeypatch.setenv("MOOLINK_TLS_THREAD", request.param)
+    with (
+        moolink.Rpc("server", transports=["tcp"], timeout=60) as server,
+        moolink.Rpc("client", transports=["tcp"], timeout=60) as client,
+    ):
+        server.define("back", lambda x: x)
+        client.connect(server.listen("127.0.0.1:0")[0])
+        yield server, client
+
+
+def some_arrays() -> list[np.ndarray]:
+    return [np.random.default_rng(i).integers(0, 255, 5_000_000 + i) for i in range(3)]
+
+
+def test_large_arrays_arrive_whole_while_small_calls_go_on(
+    two: tuple[moolink.Rpc, moolink.Rpc],
+) -> None:
+    _, client = two
+    arrays = some_arrays()
+    large = [client.async_("server", "back", array) for array in arrays]
+    assert [client.sync("server", "back", i) for i in range(50)] == list(range(50))
+    for array, future in zip(arrays, large, strict=True):
+        np.testing.assert_array_equal(array, future.result())
+
+
+def test_a_fork_during_transfers_leaves_them_alone(two: tuple[moolink.Rpc, moolink.Rpc]) -> None:
+    _, client = two
+    arrays = some_arrays()
+    large = [client.async_("server", "back", array) for array in arrays]
+    child = os.fork()
+    if child == 0:
+        with moolink.Rpc("child", transports=["tcp"]) as rpc:
+            rpc.listen("127.0.0.1:0")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    for array, future in zip(arrays, large, strict=True):
+        np.testing.assert_array_equal(array, future.result())
+
+
+def test_a_peer_closes_in_the_middle_of_transfers(two: tuple[moolink.Rpc, moolink.Rpc]) -> None:
+    server, client = two
+    large = [client.async_("server", "back", array) for array in some_arrays()]
+    client.sync("server", "back", 1)
+    server.close()
+    client.close()
+    for future in large:
+        with contextlib.suppress(moolink.Error):
+            assert future.result().size >= 5_000_000
+
+
+def test_the_choice_of_a_thread_for_tls_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOOLINK_TLS_THREAD", "yes")
+    with pytest.raises(ValueError, match="MOOLINK_TLS_THREAD is 'yes': 1 turns it on and 0 off"):
+        moolink.Rpc("here")
 
 
 def test_without_openssl_two_peers_of_one_host_meet_and_others_are_refused() -> None:

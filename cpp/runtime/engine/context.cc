@@ -55,7 +55,8 @@ std::shared_ptr<Context> Context::create(ContextOptions options) {
   }
   context->workers_.start();
   try {
-    context->reactor_ = io::quiet_thread([&engine = context->engine_] { engine.run_reactor(); });
+    context->reactor_ =
+        io::quiet_thread("moolink", [&engine = context->engine_] { engine.run_reactor(); });
     context->join_forks(Rank::context);
   } catch (...) {
     context->stop();  // the worker's thread holds a reference

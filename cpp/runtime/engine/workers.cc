@@ -90,7 +90,7 @@ void Workers::start() {
 }
 
 void Workers::start_thread() {
-  io::quiet_thread([this, owner = owner_.lock()] { run(); }).detach();
+  io::quiet_thread("moolink worker", [this, owner = owner_.lock()] { run(); }).detach();
   ++threads_;
   lacks_threads_ = false;
 }

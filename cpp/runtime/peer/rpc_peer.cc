@@ -57,6 +57,15 @@ std::string environment_variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// Of a variable that turns something on or off; none: the choice is the library's.
+std::optional<bool> wish(const char* name) {
+  const std::string value = environment_variable(name);
+  if (value.empty()) return std::nullopt;
+  if (value == "0" || value == "1") return value == "1";
+  throw Exception(ErrorCode::invalid_argument,
+                  std::string(name) + " is '" + value + "': 1 turns it on and 0 off");
+}
+
 std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
                                                      transport::Environment& environment) {
   switch (kind) {
@@ -121,6 +130,7 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
   environment_.lending = &context_->lending();
   environment_.keyring = keyring_;
   environment_.name = node_.name();
+  environment_.tls_thread = wish("MOOLINK_TLS_THREAD");
 }
 
 RpcPeer::~RpcPeer() = default;

@@ -195,8 +195,19 @@ void TcpConnection::send_queued() {
 }
 
 void TcpConnection::update_watch() {
-  const bool full = !queue_.empty() || stream_->unsent();
-  environment_.loop.change(watch_, full ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  const bool full = stream_->unsent() || (!queue_.empty() && !stream_->busy());
+  environment_.loop.change(watch_,
+                           (full ? EPOLLOUT : 0U) | (stream_->takes_input() ? EPOLLIN : 0U));
+}
+
+void TcpConnection::turned() {
+  if (state_ == State::closed || failure_posted_) return;
+  const auto keep = shared_from_this();
+  guarded([this] {
+    stream_->turned();
+    send_queued();
+    if (state_ == State::open) receive();
+  });
 }
 
 // --- receiving
@@ -216,8 +227,8 @@ void TcpConnection::receive() {
     if (ahead_.ended()) {
       fail(make_error(ErrorCode::peer_lost,
                       "connection with " + peer_address_ + ": closed by the peer"));
-    } else if (stream_->unsent()) {
-      update_watch();  // OpenSSL may have answered
+    } else {
+      update_watch();
     }
   });
 }

@@ -58,6 +58,8 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   // Ends it, and reports the error to the handler, or to the owner if it was never opened.
   void fail(Error error) noexcept;
+  // Another thread has done the work of the stream.
+  void turned();
   // A stranger whose place others need: it fails.
   void make_room();
   // Closes at once without reporting it.

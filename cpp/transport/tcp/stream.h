@@ -31,11 +31,12 @@ class ByteStream {
  public:
   struct Sent {
     std::size_t bytes = 0;  // taken, from the front
-    bool full = false;      // the socket takes no more now
+    bool full = false;      // no more is taken now
   };
   struct Received {
     std::size_t bytes = 0;
-    bool drained = false;  // nothing more is here; the socket becomes ready when there is
+    bool drained = false;  // nothing more is here; the socket becomes ready when there is, or
+                           // turned() follows
     bool ended = false;    // the peer has closed
   };
 
@@ -56,6 +57,12 @@ class ByteStream {
   virtual Received receive(std::span<const iovec> pieces, std::size_t allowance) = 0;
   // More was read from the socket than has been received.
   virtual bool holds_bytes() const { return false; }
+  // Another thread works on the stream's bytes: it takes and gives none until turned().
+  virtual bool busy() const { return false; }
+  // The work of the other thread is done.
+  virtual void turned() {}
+  // receive() would read the socket.
+  virtual bool takes_input() const { return true; }
   // Tells the peer that no more comes; false: not yet, retry when the socket takes more.
   virtual bool shut_down() = 0;
 };

@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "base/time.h"
 #include "crypto/keyring.h"
 #include "transport/tcp/openssl.h"
@@ -56,21 +58,56 @@ class TlsContext {
   BioMethod* bio_method_ = nullptr;
 };
 
+// How a stream has its work done on another thread.
+struct TlsTurns {
+  // Runs the work there, then turned() on the loop's thread. Throws if there is no thread. Null:
+  // the stream does its work itself.
+  std::function<void(std::function<void()> work)> run;
+  std::size_t least = std::size_t{64} << 10;  // bytes that are worth a turn
+};
+
+// Memory of a stream, allocated when it is needed: strangers are many.
+struct TlsRoom {
+  std::unique_ptr<std::byte[]> memory;
+  std::size_t bytes = 0;
+  std::size_t begin = 0;  // of the bytes in it
+  std::size_t end = 0;
+
+  std::byte* data() const { return memory.get() + begin; }
+  std::size_t size() const { return end - begin; }
+  bool empty() const { return begin == end; }
+  std::size_t left() const { return bytes - end; }
+  std::span<std::byte> rest() const { return {memory.get() + end, left()}; }
+  void clear() { begin = end = 0; }
+  void grow(std::size_t wanted);
+  void add(const void* data, std::size_t size);
+  // Moves the bytes to the beginning.
+  void pack();
+};
+
 // A TLS connection. OpenSSL makes the records over moolink's BIO, which collects records: one
 // system call sends, or receives, many.
+//
+// With `turns`, large transfers take turns: another thread seals what is to leave and opens what
+// has come, while this one exchanges the bytes of the turns before and after with the socket and
+// the user. OpenSSL's object and the rooms of a turn belong to that thread until turned().
 class TlsStream final : public ByteStream {
  public:
   // key: the one a dialler offers; none: this side accepts.
-  TlsStream(std::shared_ptr<TlsContext> context, int socket, std::optional<crypto::Key> key);
+  TlsStream(std::shared_ptr<TlsContext> context, int socket, std::optional<crypto::Key> key,
+            TlsTurns turns = {});
   ~TlsStream() override;
 
   std::string_view cipher() const override { return kTlsCipher; }
   wire::ChannelBinding binding() const override { return binding_; }
   bool shake_hands() override;
   Sent send(std::span<const iovec> pieces) override;
-  bool unsent() const override { return out_begin_ < out_end_; }
+  bool unsent() const override { return !sending_.empty() || (!busy_ && !out_.empty()); }
   Received receive(std::span<const iovec> pieces, std::size_t allowance) override;
   bool holds_bytes() const override;
+  bool busy() const override { return busy_; }
+  void turned() override;
+  bool takes_input() const override { return !busy_ || arriving_.end < arriving_.bytes; }
   bool shut_down() override;
 
  private:
@@ -100,18 +137,18 @@ class TlsStream final : public ByteStream {
   std::size_t sealed_together(std::size_t left) const;
   void seal(std::span<const iovec> pieces);
   bool has_record() const;
-  std::size_t read_opened(std::span<std::byte> into);
+  std::size_t read_record(std::span<std::byte> into);
+  std::size_t read_at_once(std::span<std::byte> into);
   bool read_more();
-  void read_socket();
-
-  // Memory that is allocated when it is needed: strangers are many.
-  struct Room {
-    std::unique_ptr<std::byte[]> memory;
-    std::size_t bytes = 0;
-
-    std::byte* data() const { return memory.get(); }
-    void grow(std::size_t wanted, std::size_t used);
-  };
+  void read_records();
+  void read_socket(TlsRoom& room);
+  // tls_turns.cc
+  std::size_t fill_turn(std::span<const iovec> pieces);
+  void begin_turn();
+  void turn() noexcept;
+  void show_opened();
+  void join_arrived();
+  std::size_t take_opened(std::span<std::byte> into);
 
   static constexpr std::size_t kMostSealed = kRecordHead + kRecordBytes + 256;
   // Bytes in one record. Four records fill a segment of loopback (65,483 bytes over IPv4, 65,464
@@ -120,6 +157,7 @@ class TlsStream final : public ByteStream {
   static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
   static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // beyond that, also for KeyUpdates
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
+  static constexpr std::size_t kSealedInTurn = 16 * kSentBytes;  // at most
 
   const std::shared_ptr<TlsContext> context_;
   const OpenSsl& openssl_;
@@ -132,19 +170,15 @@ class TlsStream final : public ByteStream {
   wire::ChannelBinding binding_{};
 
   // Outgoing records.
-  Room record_;                // the pieces of one, put together
+  TlsRoom record_;             // the pieces of one, put together
   std::uint64_t records_ = 0;  // since seal() last changed the key
-  Room out_;
-  std::size_t out_begin_ = 0;
-  std::size_t out_end_ = 0;
+  TlsRoom out_;
   std::size_t burst_ = 0;       // bytes sent without a pause
   Time pause_begins_ = kNever;  // since all of them were sent; kNever: they were not
   bool said_goodbye_ = false;
 
   // Records, and the beginning of one, read from the socket.
-  Room in_;
-  std::size_t in_begin_ = 0;
-  std::size_t in_end_ = 0;
+  TlsRoom in_;
   bool begun_ = false;         // the first byte has arrived
   bool not_tls_ = false;       // ... and is not TLS
   std::size_t may_read_ = 0;   // bytes from the socket, in this call
@@ -154,6 +188,16 @@ class TlsStream final : public ByteStream {
   std::size_t record_left_ = 0;  // bytes, of the record that OpenSSL reads
   int without_data_ = 0;         // consecutive reads
   bool closed_ = false;          // the peer announced it
+
+  // Turns on another thread.
+  const TlsTurns turns_;
+  bool busy_ = false;
+  TlsRoom to_seal_;
+  TlsRoom sending_;   // what an earlier turn has sealed, on its way to the socket before out_
+  TlsRoom arriving_;  // records read meanwhile, after room for the beginning of one
+  TlsRoom opening_;   // what the turn has opened
+  TlsRoom opened_;    // what an earlier one has opened, for the user to take
+  std::optional<Error> failure_;  // told after what was opened before it
 };
 
 }  // namespace moolink::transport::tcp

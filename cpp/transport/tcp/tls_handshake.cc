@@ -42,28 +42,21 @@ bool begins_tls(std::byte first) {
 }
 
 TlsStream::TlsStream(std::shared_ptr<TlsContext> context, int socket,
-                     std::optional<crypto::Key> key)
+                     std::optional<crypto::Key> key, TlsTurns turns)
     : context_(std::move(context)),
       openssl_(context_->openssl_),
       socket_(socket),
-      key_(std::move(key)) {
+      key_(std::move(key)),
+      turns_(std::move(turns)) {
   if (key_) identity_ = key_->identity();
 }
 
 TlsStream::~TlsStream() { openssl_.ssl_free(ssl_); }
 
-void TlsStream::Room::grow(std::size_t wanted, std::size_t used) {
-  if (bytes >= wanted) return;
-  auto larger = std::make_unique_for_overwrite<std::byte[]>(wanted);
-  if (used > 0) std::memcpy(larger.get(), memory.get(), used);
-  memory = std::move(larger);
-  bytes = wanted;
-}
-
 // --- handshake
 
 void TlsStream::begin() {
-  out_.grow(kMostSealed, 0);
+  out_.grow(kMostSealed);
   ssl_ = openssl_.ssl_new(context_->context_);
   Bio* bio = ssl_ == nullptr ? nullptr : openssl_.bio_new(context_->bio_method_);
   if (bio == nullptr) throw std::bad_alloc();
@@ -107,10 +100,10 @@ bool TlsStream::shake_hands() {
 // dialler that sends only the beginning of one is refused.
 bool TlsStream::may_begin() {
   if (key_) return true;
-  read_socket();
+  read_records();
   if (socket_error_ != 0) handshake_failed();
   if (not_tls_) not_tls();
-  const bool too_long = in_end_ >= kRecordHead && sealed_bytes(in_.data()) > kRecordBytes;
+  const bool too_long = in_.size() >= kRecordHead && sealed_bytes(in_.data()) > kRecordBytes;
   if (too_long || (has_record() && !begins_with_whole_message())) {
     throw HandshakeFailure(ErrorCode::auth,
                            "its TLS handshake does not begin with a whole message in one record");
@@ -143,9 +136,9 @@ bool TlsStream::export_binding() {
 // Allocates the bulk buffers only now: the other side has proved that it has the key.
 void TlsStream::open() {
   open_ = true;
-  record_.grow(kSentBytes, 0);
-  out_.grow(kRoomToSend + kSegment, out_end_);
-  in_.grow(kIncoming, in_end_);
+  record_.grow(kSentBytes);
+  out_.grow(kRoomToSend + kSegment);
+  in_.grow(kIncoming);
 }
 
 std::string TlsStream::first_reason() const {
@@ -185,7 +178,7 @@ void TlsStream::dialler_refused() {
   }
   if (!known_) {
     // Replaces the alert, which says less, by the acceptable keys.
-    out_begin_ = out_end_ = 0;
+    out_.clear();
     HandshakeFailure failure(
         ErrorCode::auth, "it shows " + shown + ", which this peer does not hold: " + kSameToken);
     for (const std::string& identity : context_->keyring_.identities()) {
@@ -229,7 +222,7 @@ void TlsStream::not_tls() {
 }
 
 std::optional<wire::Refuse> TlsStream::plain_refusal() const {
-  const std::span<const std::byte> bytes(in_.data(), in_end_);
+  const std::span<const std::byte> bytes(in_.data(), in_.size());
   if (bytes.size() < wire::kHeaderBytes) return std::nullopt;
   try {
     Limits limits;
@@ -276,7 +269,7 @@ int TlsStream::read_records(Bio* bio, char* data, std::size_t size, std::size_t*
   *read = stream.give_records(data, size);
   if (*read > 0) return 1;
   const bool over = stream.not_tls_ || stream.socket_ended_ || stream.socket_error_ != 0;
-  if (!over) openssl.bio_set_flags(bio, kRetryRead);
+  if (stream.open_ || !over) openssl.bio_set_flags(bio, kRetryRead);
   return 0;
 }
 
@@ -287,10 +280,8 @@ long TlsStream::control(Bio* bio, int command, long /*number*/, void* /*pointer*
 }
 
 bool TlsStream::take_records(const char* data, std::size_t size) {
-  if (out_.bytes - out_end_ < size)
-    return false;  // longer than any handshake, or an alert too much
-  std::memcpy(out_.data() + out_end_, data, size);
-  out_end_ += size;
+  if (out_.left() < size) return false;  // longer than any handshake, or an alert too much
+  out_.add(data, size);
   return true;
 }
 
@@ -298,23 +289,19 @@ bool TlsStream::take_records(const char* data, std::size_t size) {
 // begins with one between two calls.
 std::size_t TlsStream::give_records(char* data, std::size_t size) {
   if (open_) {
-    if (record_left_ == 0 && has_record()) {
-      record_left_ = kRecordHead + sealed_bytes(in_.data() + in_begin_);
-    }
+    if (record_left_ == 0 && has_record()) record_left_ = kRecordHead + sealed_bytes(in_.data());
     size = std::min(size, record_left_);
     if (size == 0) return 0;
     record_left_ -= size;
-  }
-  if (in_begin_ == in_end_) {
-    in_begin_ = in_end_ = 0;
+  } else if (in_.empty()) {
     if (socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
     may_read_ = kMostGreeting;
-    read_socket();
+    read_records();
     if (not_tls_) return 0;
   }
-  const std::size_t count = std::min(size, in_end_ - in_begin_);
-  if (count > 0) std::memcpy(data, in_.data() + in_begin_, count);
-  in_begin_ += count;
+  const std::size_t count = std::min(size, in_.size());
+  if (count > 0) std::memcpy(data, in_.data(), count);
+  in_.begin += count;
   return count;
 }
 

@@ -82,20 +82,42 @@ class Pieces {
 
 }  // namespace
 
+// --- memory
+
+void TlsRoom::grow(std::size_t wanted) {
+  if (bytes >= wanted) return;
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(wanted);
+  if (end > 0) std::memcpy(larger.get(), memory.get(), end);
+  memory = std::move(larger);
+  bytes = wanted;
+}
+
+void TlsRoom::add(const void* data, std::size_t size) {
+  if (size > 0) std::memcpy(memory.get() + end, data, size);
+  end += size;
+}
+
+void TlsRoom::pack() {
+  if (begin == 0) return;
+  if (!empty()) std::memmove(memory.get(), data(), size());
+  end -= std::exchange(begin, 0);
+}
+
 // --- sending
 
 void TlsStream::push() {
   while (unsent()) {
-    const iovec piece{out_.data() + out_begin_, out_end_ - out_begin_};
+    TlsRoom& room = sending_.empty() ? out_ : sending_;
+    const iovec piece{room.data(), room.size()};
     const ssize_t count = send_pieces(socket_, std::span(&piece, 1));
     if (count < 0) {
       if (would_block(errno)) return;
       socket_failed(errno);
     }
-    out_begin_ += static_cast<std::size_t>(count);
-    if (static_cast<std::size_t>(count) < piece.iov_len) return;
+    room.begin += static_cast<std::size_t>(count);
+    if (!room.empty()) return;
+    room.clear();
   }
-  out_begin_ = out_end_ = 0;
 }
 
 // Bytes of records for one system call: whole segments, or the whole rest if it is hardly more.
@@ -109,16 +131,25 @@ std::size_t TlsStream::sealed_together(std::size_t left) const {
 }
 
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
+  if (busy_) {
+    push();
+    return {0, true};
+  }
+  if (const std::size_t taken = fill_turn(pieces); taken > 0) {
+    begin_turn();
+    push();
+    return {taken, true};
+  }
   if (pause_begins_ < io::now() - kPause) burst_ = 0;
   Pieces plain(pieces, kSentBytes);
   const std::size_t all = plain.left();
   push();
   while (!unsent()) {
     const std::size_t together = sealed_together(plain.left());
-    out_.grow(together + kRoomToSend, 0);
+    out_.grow(together + kRoomToSend);
     std::span<const iovec> record;
-    while (out_end_ < together && !(record = plain.next()).empty()) seal(record);
-    burst_ += out_end_;
+    while (out_.size() < together && !(record = plain.next()).empty()) seal(record);
+    burst_ += out_.size();
     push();
     if (record.empty()) break;
   }
@@ -130,12 +161,10 @@ void TlsStream::seal(std::span<const iovec> pieces) {
   const void* data = pieces.front().iov_base;
   std::size_t size = pieces.front().iov_len;
   if (pieces.size() > 1) {
+    record_.clear();
+    for (const iovec& piece : pieces) record_.add(piece.iov_base, piece.iov_len);
     data = record_.data();
-    size = 0;
-    for (const iovec& piece : pieces) {
-      std::memcpy(record_.data() + size, piece.iov_base, piece.iov_len);
-      size += piece.iov_len;
-    }
+    size = record_.size();
   }
   openssl_.clear_errors();
   if (records_ >= context_->records_per_key_ && openssl_.ssl_update_key(ssl_, kUpdateOwn) == 1) {
@@ -150,6 +179,7 @@ void TlsStream::seal(std::span<const iovec> pieces) {
 }
 
 bool TlsStream::shut_down() {
+  if (busy_) return false;
   if (open_ && !std::exchange(said_goodbye_, true)) {
     openssl_.clear_errors();
     openssl_.ssl_shut_down(ssl_);  // writes the alert
@@ -167,76 +197,102 @@ std::size_t sealed_bytes(const std::byte* head) {
 }
 
 bool TlsStream::has_record() const {
-  const std::size_t here = in_end_ - in_begin_;
-  return here >= kRecordHead && here >= kRecordHead + sealed_bytes(in_.data() + in_begin_);
+  return in_.size() >= kRecordHead && in_.size() >= kRecordHead + sealed_bytes(in_.data());
 }
 
 bool TlsStream::holds_bytes() const {
-  return open_ && !closed_ && (openssl_.ssl_pending(ssl_) > 0 || has_record());
+  if (!opened_.empty()) return true;
+  if (!open_ || busy_) return false;
+  if (!opening_.empty() || failure_) return true;
+  return !closed_ && (openssl_.ssl_pending(ssl_) > 0 || has_record());
 }
 
 ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size_t allowance) {
   may_read_ = allowance;
   socket_empty_ = false;
+  begin_turn();
   Received received;
   Places room(pieces);
   for (std::size_t reads = 0; reads < kMostReads; ++reads) {
     const std::span<std::byte> into = room.next();
     if (into.empty()) {
-      received.drained = socket_empty_ && !holds_bytes() && !closed_;
+      received.drained = socket_empty_ && !busy_ && !holds_bytes() && !closed_;
       return received;
     }
-    if (closed_ || (!holds_bytes() && !read_more())) {
-      received.ended = closed_ && received.bytes == 0;  // reported once all before it is taken
-      received.drained = !closed_;
+    std::size_t count = take_opened(into);
+    if (count == 0 && busy_) {
+      if (may_read_ > 0) read_socket(arriving_);
+      received.drained = true;
       return received;
     }
-    const std::size_t count = read_opened(into);
+    if (count == 0) {
+      if (failure_ && received.bytes > 0) return received;
+      if (failure_) throw Exception(*failure_);
+      if (closed_ || (!holds_bytes() && !read_more())) {
+        received.ended = closed_ && received.bytes == 0;  // reported once all before it is taken
+        received.drained = !closed_;
+        return received;
+      }
+      count = read_at_once(into);
+    }
     room.take(count);
     received.bytes += count;
   }
   return received;
 }
 
-// Reads from the record that was opened last, or from the next one. 0: it has no data.
-std::size_t TlsStream::read_opened(std::span<std::byte> into) {
+std::size_t TlsStream::read_at_once(std::span<std::byte> into) {
+  const std::size_t sealed = out_.end;
+  const std::size_t count = read_record(into);
+  if (out_.end != sealed) push();  // an alert, or the answer to a KeyUpdate
+  return count;
+}
+
+// Reads from the record that was opened last, or from the next one. 0: it has no data, or
+// failure_.
+std::size_t TlsStream::read_record(std::span<std::byte> into) {
   openssl_.clear_errors();
-  const std::size_t sealed = out_end_;
   std::size_t count = 0;
   const bool read = openssl_.ssl_read(ssl_, into.data(), into.size(), &count) == 1;
   const int error = read ? 0 : openssl_.ssl_error(ssl_, 0);
   closed_ = error == kClosed;
+  without_data_ = read ? 0 : without_data_ + 1;
   std::string failure;
   if (!read && !closed_ && error != kWantsRead) failure = first_reason();
-  without_data_ = read ? 0 : without_data_ + 1;
   if (without_data_ > kMostWithoutData) failure = "too many records without data";
-  if (out_end_ != sealed) push();  // an alert, or the answer to a KeyUpdate
-  if (!failure.empty()) throw Exception(ErrorCode::wire, "TLS: " + failure);
+  if (!failure.empty()) failure_ = make_error(ErrorCode::wire, "TLS: " + failure);
   return count;
 }
 
 // Reads the socket until a whole record is here; false: nothing more now.
 bool TlsStream::read_more() {
   while (!has_record()) {
-    if (may_read_ == 0 || socket_empty_) return false;
-    read_socket();
+    if (!arriving_.empty()) {
+      join_arrived();
+      continue;
+    }
     if (socket_error_ != 0) socket_failed(socket_error_);
     if (socket_ended_) {
       throw Exception(ErrorCode::peer_lost, "cut off: it has not said that it ends");
     }
+    if (may_read_ == 0 || socket_empty_) return false;
+    read_records();
   }
   return true;
 }
 
-// The buffer holds at most the beginning of a record.
-void TlsStream::read_socket() {
-  if (in_begin_ > 0) {
-    std::memmove(in_.data(), in_.data() + in_begin_, in_end_ - in_begin_);
-    in_end_ -= std::exchange(in_begin_, 0);
-  }
-  in_.grow(kMostSealed, 0);
-  const std::size_t most = std::min(in_.bytes - in_end_, std::max(may_read_, kLeastRead));
-  const iovec piece{in_.data() + in_end_, most};
+// in_ holds at most the beginning of a record.
+void TlsStream::read_records() {
+  in_.pack();
+  in_.grow(kMostSealed);
+  read_socket(in_);
+  if (!in_.empty() && !std::exchange(begun_, true)) not_tls_ = !begins_tls(*in_.data());
+}
+
+void TlsStream::read_socket(TlsRoom& room) {
+  const std::size_t most = std::min(room.left(), std::max(may_read_, kLeastRead));
+  if (most == 0) return;
+  const iovec piece{room.rest().data(), most};
   const ssize_t count = receive_pieces(socket_, std::span(&piece, 1));
   if (count < 0) {
     would_block(errno) ? void(socket_empty_ = true) : void(socket_error_ = errno);
@@ -246,8 +302,7 @@ void TlsStream::read_socket() {
   may_read_ -= std::min(may_read_, received);
   socket_ended_ = received == 0;
   socket_empty_ = received < most;
-  if (received > 0 && !std::exchange(begun_, true)) not_tls_ = !begins_tls(*in_.data());
-  in_end_ += received;
+  room.end += received;
 }
 
 }  // namespace moolink::transport::tcp

@@ -1,6 +1,7 @@
 #include "transport/tcp/transport.h"
 
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -17,6 +18,14 @@ namespace {
 
 constexpr Duration kConnectTimeout = seconds(5);  // of one candidate address
 constexpr int kBacklog = 1024;
+// Two peers of one host keep two busy, and the user's code has work of its own.
+constexpr int kProcessorsForTls = 4;
+
+// On which this process may run.
+int processors() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
 
 Descriptor stream_socket(int family) {
   return Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -228,14 +237,27 @@ void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
       [&](const Error& error) { connection->fail(error); });
 }
 
-std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connection) const {
+std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connection) {
   if (!tls_) return std::make_unique<PlainStream>(connection.socket());
   std::optional<crypto::Key> key;
   if (!connection.dialled().empty()) {
     const auto there = keys_there_.find(connection.dialled());
     key = there == keys_there_.end() ? environment_.keyring.keys().front() : there->second;
   }
-  return std::make_unique<TlsStream>(tls_, connection.socket(), std::move(key));
+  return std::make_unique<TlsStream>(tls_, connection.socket(), std::move(key), turns(connection));
+}
+
+// None if too few processors would be left for others.
+TlsTurns TcpTransport::turns(const TcpConnection& connection) {
+  if (!environment_.tls_thread.value_or(processors() >= kProcessorsForTls)) return {};
+  return {[this, of = std::weak_ptr(connections_.at(connection.id()))](std::function<void()> work) {
+    records_.submit([self = of.lock(), work = std::move(work), &loop = environment_.loop] {
+      work();
+      const auto tell = [&] { loop.post([self] { self->turned(); }); };
+      // If it fails twice, the session notices the silence.
+      guard(tell, [&](const Error&) { guard(tell, [](const Error&) {}); });
+    });
+  }};
 }
 
 void TcpTransport::opened(TcpConnection& connection) {
@@ -425,6 +447,7 @@ void TcpTransport::abandon() noexcept {
   for (auto& [id, dial] : dials_) dial.socket.reset();
   for (auto& [id, connection] : connections_) connection->abandon();
   names_.abandon();
+  records_.abandon();
 }
 
 }  // namespace moolink::transport::tcp

@@ -61,7 +61,8 @@ class TcpTransport final : public Transport, public Owner {
   void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
   void accepted(Descriptor socket, const SocketAddress& remote);
   void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
-  std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) const;
+  std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection);
+  TlsTurns turns(const TcpConnection& connection);
   // A token forbids unencrypted traffic that others can read.
   bool allows(const SocketAddress& address) const {
     return tls_ != nullptr || environment_.keyring.empty() || address.is_loopback();
@@ -90,7 +91,9 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
-  io::TaskThread names_;         // looks them up; last: its thread ends first
+  // Last: their threads end first.
+  io::TaskThread names_{"moolink names"};  // looks them up
+  io::TaskThread records_{"moolink tls"};  // seals and opens them
 };
 
 }  // namespace moolink::transport::tcp

@@ -12,7 +12,7 @@ namespace task_thread_test {
 TEST("tasks run in the order of their submission, all before the end") {
   std::vector<int> order;
   {
-    TaskThread thread;
+    TaskThread thread("test");
     for (int i = 0; i < 100; ++i) thread.submit([&order, i] { order.push_back(i); });
   }
   CHECK_EQ(order.size(), 100u);
@@ -26,7 +26,7 @@ TEST("tasks that have not begun can be dropped") {
   std::latch dropped(1);
   bool ran = false;
   {
-    TaskThread thread;
+    TaskThread thread("test");
     thread.submit([&] {
       begun.count_down();
       dropped.wait();
@@ -41,7 +41,7 @@ TEST("tasks that have not begun can be dropped") {
 
 TEST("the last task may destroy the thread's owner") {
   std::latch done(1);
-  auto thread = std::make_shared<TaskThread>();
+  auto thread = std::make_shared<TaskThread>("test");
   TaskThread& of = *thread;
   std::latch handed_over(1);
   of.submit([&done, &handed_over, thread]() mutable {

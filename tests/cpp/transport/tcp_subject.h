@@ -17,10 +17,11 @@
 namespace moolink::transport {
 
 // tcp between peers that hold these keys; with none of them they are insecure.
-inline conformance::Subject with_keys(std::vector<crypto::Key> keys) {
-  return {"tls",
-          [keys = std::move(keys)](Environment& environment) {
+inline conformance::Subject with_keys(std::vector<crypto::Key> keys, bool tls_thread = false) {
+  return {tls_thread ? "tls in turns" : "tls",
+          [keys = std::move(keys), tls_thread](Environment& environment) {
             environment.keyring = crypto::Keyring(keys);
+            environment.tls_thread = tls_thread;
             return std::make_unique<tcp::TcpTransport>(environment);
           },
           "tcp://127.0.0.1:0", "tcp://127.0.0.1:port"};

@@ -4,6 +4,12 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -17,15 +23,40 @@ namespace tls_stream_test {
 
 using conformance::pattern;
 
+// The other thread of a stream: it works when the test says so.
+struct Beside {
+  tcp::TlsTurns turns(std::size_t least) {
+    return {[this](std::function<void()> begun) { work = std::move(begun); }, least};
+  }
+  // False: there was no work.
+  bool finish(tcp::TlsStream& stream) {
+    if (work == nullptr) return false;
+    CHECK(stream.busy());
+    std::thread(std::exchange(work, nullptr)).join();
+    stream.turned();
+    return true;
+  }
+
+  std::function<void()> work;
+};
+
 // Two ends of a socket, with the streams on them alone.
 struct Streams {
-  explicit Streams(std::uint64_t records_per_key)
+  // least: of a turn, in bytes; 0: no turns.
+  explicit Streams(std::uint64_t records_per_key, std::size_t least = 0)
       : context(std::make_shared<tcp::TlsContext>(crypto::Keyring({key_of(1)}), records_per_key)) {
     std::array<int, 2> ends{};
     CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()), 0);
     sockets = {Descriptor(ends[0]), Descriptor(ends[1])};
-    dialler = std::make_unique<tcp::TlsStream>(context, ends[0], key_of(1));
-    acceptor = std::make_unique<tcp::TlsStream>(context, ends[1], std::nullopt);
+    const auto turns = [&](Beside& thread) {
+      return least == 0 ? tcp::TlsTurns{} : thread.turns(least);
+    };
+    dialler = std::make_unique<tcp::TlsStream>(context, ends[0], key_of(1), turns(beside[0]));
+    acceptor = std::make_unique<tcp::TlsStream>(context, ends[1], std::nullopt, turns(beside[1]));
+    shake_hands();
+  }
+
+  void shake_hands() {
     bool done[2] = {};
     for (int turns = 0; turns < 10 && !(done[0] && done[1]); ++turns) {
       done[0] = done[0] || dialler->shake_hands();
@@ -36,16 +67,27 @@ struct Streams {
 
   std::shared_ptr<tcp::TlsContext> context;
   std::array<Descriptor, 2> sockets;
+  std::array<Beside, 2> beside;  // the dialler's, the acceptor's
   std::unique_ptr<tcp::TlsStream> dialler;
   std::unique_ptr<tcp::TlsStream> acceptor;
 };
 
-TEST("tls: pieces of all sizes pass a socket that is often full, under keys that change") {
+// Both ways of work, and keys that change with each record, now and then, and never.
+template <class Test>
+void with_all_streams(Test&& test) {
   for (const std::uint64_t records_per_key : {1, 3, 1000000}) {
-    Streams streams(records_per_key);
+    for (const std::size_t least : {0, 1, 20000, 65536}) {
+      Streams streams(records_per_key, least);
+      test(streams, records_per_key + least);
+    }
+  }
+}
+
+TEST("tls: pieces of all sizes pass a socket that is often full, under keys that change") {
+  with_all_streams([](Streams& streams, std::uint64_t seed) {
     const Buffer all = pattern(std::size_t{3} << 20, 9);
     std::vector<std::byte> got(all.size());
-    Random random(records_per_key);
+    Random random(seed);
     std::size_t sent = 0;
     std::size_t received = 0;
     for (int turns = 0; received < all.size() && turns < 1000000; ++turns) {
@@ -58,6 +100,8 @@ TEST("tls: pieces of all sizes pass a socket that is often full, under keys that
         at += size;
       }
       sent += streams.dialler->send(pieces).bytes;
+      if (random.chance(1, 2)) streams.beside[0].finish(*streams.dialler);
+      if (random.chance(1, 2)) streams.beside[1].finish(*streams.acceptor);
       if (random.chance(1, 3)) continue;
       const std::size_t room = std::min<std::size_t>(random.below(300000), all.size() - received);
       const std::size_t first = room == 0 ? 0 : random.below(room);
@@ -68,7 +112,114 @@ TEST("tls: pieces of all sizes pass a socket that is often full, under keys that
     CHECK_EQ(received, all.size());
     CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
     CHECK(!streams.dialler->unsent());
+  });
+}
+
+TEST("tls: both sides send at once, each in turns") {
+  with_all_streams([](Streams& streams, std::uint64_t seed) {
+    const std::array<Buffer, 2> all{pattern(std::size_t{2} << 20, 1), pattern(1500001, 2)};
+    std::array<std::vector<std::byte>, 2> got{std::vector<std::byte>(all[1].size()),
+                                              std::vector<std::byte>(all[0].size())};
+    const std::array<tcp::TlsStream*, 2> sides{streams.dialler.get(), streams.acceptor.get()};
+    std::array<std::size_t, 2> sent{};
+    std::array<std::size_t, 2> received{};
+    Random random(seed);
+    const auto done = [&] { return received[0] == got[0].size() && received[1] == got[1].size(); };
+    for (int turns = 0; !done() && turns < 1000000; ++turns) {
+      const std::size_t side = random.below(2);
+      const iovec rest{const_cast<std::byte*>(all[side].data()) + sent[side],
+                       std::min<std::size_t>(all[side].size() - sent[side], random.below(400000))};
+      const iovec room{got[side].data() + received[side],
+                       std::min<std::size_t>(got[side].size() - received[side], 100000)};
+      sent[side] += sides[side]->send(std::span(&rest, 1)).bytes;
+      if (random.chance(1, 2)) streams.beside[side].finish(*sides[side]);
+      received[side] += sides[side]->receive(std::span(&room, 1), 50000).bytes;
+    }
+    CHECK(done());
+    CHECK_EQ(std::memcmp(got[0].data(), all[1].data(), all[1].size()), 0);
+    CHECK_EQ(std::memcmp(got[1].data(), all[0].data(), all[0].size()), 0);
+  });
+}
+
+TEST("tls: during a turn nothing is taken, and the end waits for it") {
+  Streams streams(1000000, 65536);
+  const Buffer all = pattern(100000, 6);
+  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+  const auto taken = streams.dialler->send(std::span(&piece, 1));
+  CHECK_EQ(taken.bytes, all.size());
+  CHECK(taken.full);
+  CHECK(streams.dialler->busy());
+  CHECK(!streams.dialler->unsent());  // nothing that the socket could take
+  CHECK_EQ(streams.dialler->send(std::span(&piece, 1)).bytes, 0u);
+  CHECK(!streams.dialler->shut_down());
+  CHECK(streams.beside[0].finish(*streams.dialler));
+  CHECK(streams.dialler->unsent());
+  CHECK(streams.dialler->shut_down());
+  std::vector<std::byte> got(all.size() + 1);
+  const iovec room{got.data(), got.size()};
+  CHECK_EQ(streams.acceptor->receive(std::span(&room, 1), 2 * got.size()).bytes, all.size());
+  CHECK(streams.acceptor->receive(std::span(&room, 1), got.size()).ended);
+}
+
+TEST("tls: what a turn has opened comes before its failure, and before the end") {
+  for (const bool bent : {true, false}) {
+    Streams streams(1000000, 1);
+    const Buffer all = pattern(60000, 8);
+    const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+    streams.dialler->send(std::span(&piece, 1));
+    streams.beside[0].finish(*streams.dialler);
+    streams.dialler->send({});
+    if (!bent) {
+      CHECK(streams.dialler->shut_down());
+    } else {
+      constexpr std::array<char, 40> kNoRecord{23, 3, 3, 0, 35};
+      CHECK_EQ(::send(streams.sockets[0].get(), kNoRecord.data(), kNoRecord.size(), 0), 40);
+    }
+    std::vector<std::byte> got(2 * all.size());
+    const iovec few{got.data(), 10};  // the turn opens the rest
+    std::size_t received = streams.acceptor->receive(std::span(&few, 1), got.size()).bytes;
+    CHECK_EQ(received, 10u);
+    bool ended = false;
+    std::string failure;
+    for (int turns = 0; turns < 100 && !ended && failure.empty(); ++turns) {
+      const iovec rest{got.data() + received, got.size() - received};
+      try {
+        const auto now = streams.acceptor->receive(std::span(&rest, 1), got.size());
+        received += now.bytes;
+        ended = now.ended;
+      } catch (const Exception& e) {
+        failure = e.error().message;
+      }
+      streams.beside[1].finish(*streams.acceptor);
+    }
+    CHECK_EQ(received, all.size());
+    CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
+    CHECK_EQ(ended, !bent);
+    CHECK_EQ(failure.starts_with("TLS: "), bent);
   }
+}
+
+TEST("tls: a stream that gets no thread does its work itself") {
+  Streams streams(1000000);
+  tcp::TlsTurns none{[](const std::function<void()>&) { throw std::bad_alloc(); }, 1};
+  std::array<int, 2> ends{};
+  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()), 0);
+  streams.sockets = {Descriptor(ends[0]), Descriptor(ends[1])};
+  streams.dialler = std::make_unique<tcp::TlsStream>(streams.context, ends[0], key_of(1), none);
+  streams.acceptor = std::make_unique<tcp::TlsStream>(streams.context, ends[1], std::nullopt, none);
+  streams.shake_hands();
+  const Buffer all = pattern(100000, 7);
+  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
+  CHECK_EQ(streams.dialler->send(std::span(&piece, 1)).bytes, all.size());
+  CHECK(!streams.dialler->busy());
+  std::vector<std::byte> got(all.size());
+  std::size_t received = 0;
+  for (int turns = 0; turns < 100 && received < got.size(); ++turns) {
+    const iovec rest{got.data() + received, got.size() - received};
+    received += streams.acceptor->receive(std::span(&rest, 1), got.size()).bytes;
+  }
+  CHECK_EQ(received, all.size());
+  CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
 }
 
 TEST("tls: a long burst arrives whole, whatever of it the socket takes at once") {

@@ -43,6 +43,7 @@ Subject without_openssl(const crypto::Key& key) {
 
 const bool kAdded = [] {
   conformance::add_tests(with_keys({key_of(1)}));
+  conformance::add_tests(with_keys({key_of(1)}, true));
   conformance::add_tests(without_openssl(key_of(1)));
   return true;
 }();
