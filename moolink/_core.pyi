@@ -1,4 +1,4 @@
-"""The compiled core. What users need of it is re-exported by moolink."""
+"""The compiled core. moolink re-exports the public names."""
 
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -11,7 +11,7 @@ import moolink.reports
 
 class ReceivedTensor:
     """
-    Memory of a received array: what numpy, torch and JAX arrays that moolink returns own.
+    Memory of a received array. It is the owner of numpy, torch and JAX arrays that moolink returns.
     """
 
     def __dlpack__(
@@ -46,7 +46,7 @@ def register_type(
 
 def set_late_registration(late: Callable[[type[Any] | str], bool]) -> None:
     """
-    Sets what is called with a type, or a peer's name of one, that nobody registered; it returns whether it registered it.
+    Sets what is called with a type, or a peer's name of one, that is not registered; it returns whether it registered it.
     """
 
 def encode(
@@ -75,7 +75,7 @@ def copy_to_device(array: Any, address: int, device: int) -> None:
     """Copies a host array into memory of a device that no queued work uses."""
 
 def cuda_info() -> moolink.reports.CudaInfo:
-    """What this process has copied from and to CUDA devices."""
+    """This process's copies from and to CUDA devices."""
 
 def host_key() -> str:
     """
@@ -110,17 +110,17 @@ class LentSlot:
 
 def dump() -> str:
     """
-    How things stand in this process, as text: peers and their paths, calls that wait and handlers that run with their age, groups and accumulators with what they wait for, threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows the same of another process of this user.
+    How things stand in this process, as text: peers and their paths, calls that wait and handlers that run with their age, groups and accumulators with the causes of their waits, threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows the same of another process of this user.
     """
 
 def host_addresses(interface: str) -> list[str]:
     """
-    What a listener on every interface announces, loopback first. Raises moolink.Error if `interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is malformed.
+    The addresses of a listener on every interface, loopback first. Raises moolink.Error if `interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is malformed.
     """
 
 def openssl_info() -> moolink.reports.OpenSslInfo:
     """
-    What tcp is encrypted with, and where it was found; or why there is none.
+    The OpenSSL that encrypts tcp, and its path; or the reason why there is none.
     """
 
 def verbs_info() -> moolink.reports.VerbsInfo:
@@ -152,7 +152,7 @@ class Future:
 
     def result(self, timeout: float | None = None) -> Any:
         """
-        Waits and returns the result, or raises what went wrong.
+        Waits and returns the result, or raises the error.
 
         Args:
             timeout: seconds to wait; None waits until the operation itself ends.
@@ -172,7 +172,7 @@ class Future:
 
     def exception(self) -> BaseException | None:
         """
-        What went wrong, or None if nothing did or the operation has not ended.
+        The error; None if the operation succeeded or has not ended.
         """
 
     def cancel(self) -> bool:
@@ -188,7 +188,7 @@ class Future:
     @property
     def released(self) -> Future:
         """
-        A Future that is done when nobody reads any more what the call has lent (see moolink.lend): the memory may be written again. Done at once if it lends nothing. Its result is None.
+        A Future that is done when no peer reads the lent memory any more (see moolink.lend): it may be written again. Done at once if it lends nothing. Its result is None.
         """
 
     def __repr__(self) -> str: ...
@@ -199,7 +199,7 @@ class Stream:
     """
     The items that a handler yields, in order, as they come: iterate over it, with `for` or `async for`. A few items are fetched ahead; the handler goes on as they are taken.
 
-    Iterating raises what a call would: moolink.TimeoutError if no item came within the peer's timeout, moolink.RemoteError after the items that were yielded before the handler raised, moolink.PeerLost, ... It raises it once; after that, iterating ends at once.
+    Iterating raises the errors of a call: moolink.TimeoutError if no item came within the peer's timeout, moolink.RemoteError after the items that were yielded before the handler raised, moolink.PeerLost, ... It raises it once; after that, iterating ends at once.
     """
 
     def __iter__(self) -> Stream: ...
@@ -224,7 +224,7 @@ class Stream:
     ) -> None: ...
 
 class Completions:
-    """What has become ready, for an event loop that watches fileno()."""
+    """Futures and streams that became ready, for an event loop that watches fileno()."""
 
     def __init__(self) -> None: ...
     def fileno(self) -> int:
@@ -245,7 +245,7 @@ class Completions:
     @overload
     def forget(self, awaitable: Stream, number: int) -> None: ...
     def take(self) -> list[Any]:
-        """The tokens of what has become ready."""
+        """The tokens of futures and streams that became ready."""
 
 class RpcDeferredReturn:
     """The reply of a define_deferred handler: call it once, from any thread."""
@@ -263,7 +263,7 @@ class RpcDeferredReturn:
 
     def reject(self, reason: str) -> None:
         """
-        Makes the call fail with RemoteError (remote_type "ValueError", ran "no") at the caller: what it asks for cannot be done.
+        Makes the call fail with RemoteError (remote_type "ValueError", ran "no") at the caller: its request cannot be carried out.
         """
 
     def add_cancel_callback(self, callback: Callable[[], object]) -> None:
@@ -310,12 +310,13 @@ class RpcCore:
             RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
             variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
         timeout: time limit of a call, in seconds.
-        token: what this peer proves itself with and asks of others: the text of a token or of a group's
+        token: the key that this peer shows and asks others for: the text of a token or of a group's
             key, several on lines of their own (the first is shown, all are accepted), the path of its
             file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
             variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-        token_file: path of such a file, which nobody but its owner may read.
-        insecure: show no token and ask for none: anybody who reaches the port may call every function.
+        token_file: path of such a file, which only its owner may read.
+        insecure: show no token and ask for none: any process that reaches the port may call
+            every function.
 
     Raises:
         moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
@@ -385,7 +386,7 @@ class RpcCore:
         """
         Lets peers call `function` by `name`.
 
-        It runs on a worker thread with the caller's arguments; what it returns is the reply. What it raises
+        It runs on a worker thread with the caller's arguments; its return value is the reply. An exception
         is raised at the caller as moolink.RemoteError, with type, text and traceback. It may make blocking
         calls itself.
 
@@ -419,7 +420,7 @@ class RpcCore:
         """
         Calls a function of a peer; returns a Future of its result.
 
-        The arguments are captured before this returns, but for what is in moolink.lend(...). Calls of one
+        The arguments are captured before this returns, but for those in moolink.lend(...). Calls of one
         thread to one peer start there in their order. Does not block on the network; every failure is the
         future's:
 
@@ -459,7 +460,7 @@ class RpcCore:
 
     def sync(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Any:
         """
-        Calls a function of a peer, as async_ does, waits for the result and returns it, or raises what went wrong.
+        Calls a function of a peer, as async_ does, waits for the result and returns it, or raises the error.
         """
 
     def stream(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Stream:
@@ -474,7 +475,7 @@ class RpcCore:
             for batch in rpc.stream("replay", "sample", 32):
                 learn(batch)
 
-        Iterating raises what a call would, see async_; TimeoutError if no item came for the time limit.
+        Iterating raises the errors of a call, see async_; TimeoutError if no item came for the time limit.
         """
 
     def close(self) -> None:
@@ -497,8 +498,8 @@ class RpcCore:
         How a peer is reached, or why it is not: a dict, see moolink.Explanation.
 
         "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
-        smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: what is
-        sent is not encrypted, as within one host). "paths" has every path, best first, with
+        smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data
+        is not encrypted, as within one host). "paths" has every path, best first, with
         "reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
         said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.
         """
@@ -663,7 +664,7 @@ class GroupCore:
         """The name by which compiled programs of JAX find this group."""
 
 class TensorLayouts:
-    """What the tensors of a list have to be: (shape, dtype) of each."""
+    """The required layout of the tensors of a list: (shape, dtype) of each."""
 
     def __init__(self, layouts: Sequence[tuple[Sequence[int], str]]) -> None: ...
     def addresses(self, tensors: list[Any]) -> list[int] | None:
@@ -673,7 +674,7 @@ class TensorLayouts:
 
 class SharedWords:
     """
-    Words of shared memory that all processes see change in one order: one that writes its word and reads another's, and another that does so the other way round, cannot both miss what the other has written.
+    Words of shared memory that all processes see change in one order: one that writes its word and reads another's, and another that does so the other way round, cannot both miss the other's word.
     """
 
     def __init__(self, words: numpy.typing.NDArray[numpy.uint64]) -> None: ...
@@ -728,7 +729,7 @@ class EnvironmentRows:
         begin: Callable[[int], None],
     ) -> None:
         """
-        Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an array of the right kind within an episode, ``begin(row)`` a row that is due. What an environment raises ends this; the current word tells which it was.
+        Steps rows from `first`, one an action. ``take(row, result)`` gets all results but arrays of the right kind within an episode, ``begin(row)`` a row that is due. An exception of an environment ends this; the current word tells which it was.
         """
 
 class ActionNumbers:
@@ -743,7 +744,7 @@ class ActionNumbers:
         """
 
 class EpisodeCounts:
-    """The episodes of a batch: what its steps' results add up to."""
+    """The episodes of a batch: the sums of its steps' results."""
 
     def __init__(
         self,
@@ -786,7 +787,7 @@ class AccumulatorCore:
     ) -> None: ...
     def update(self, on_divergence: str) -> None:
         """
-        Takes over what has happened. Raises what keeps this peer out of the group; if its parameters differ from the leader's, it raises, warns or asks for the leader's state: `on_divergence` is "raise", "warn" or "resync".
+        Takes over the events so far. Raises the error that keeps this peer out; if its parameters differ from the leader's, it raises, warns or asks for the leader's state: `on_divergence` is "raise", "warn" or "resync".
         """
 
     def wait(self, timeout: float) -> bool:
@@ -899,11 +900,11 @@ class AccumulatorCore:
         """Reports the checksum of the parameters after a round, to be compared."""
 
     def stats(self) -> moolink.reports.GradientStats:
-        """What the round that was taken last was made of."""
+        """The statistics of the round that was taken last."""
 
     def activity(self) -> tuple[float, float, str]:
         """
-        Seconds since the user's last call (0 while the user waits in one), seconds since the user last got or supplied anything, and what the accumulator waits for.
+        Seconds since the user's last call (0 while the user waits in one), seconds since the user last got or supplied anything, and the cause of the accumulator's wait.
         """
 
 def item_size(dtype: str) -> int:
@@ -1049,7 +1050,7 @@ class ReplayCore:
         rows: numpy.typing.NDArray[numpy.uint32],
         bytes: numpy.typing.NDArray[numpy.uint8],
     ) -> None:
-        """Writes what read() returns into rows of take()."""
+        """Writes the result of read() into rows of take()."""
 
     def restore(self, table: int, state: dict[str, numpy.typing.NDArray[Any]]) -> None:
         """Gives a table a state of snapshot(), in this replay's rows."""

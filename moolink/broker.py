@@ -45,7 +45,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--advertise",
         metavar="HOST[:PORT]",
-        help="what peers are told instead of the addresses listened on",
+        help="the address that peers are told instead of those listened on",
     )
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument(
@@ -57,7 +57,7 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
     keys.add_argument(
         "--insecure",
         action="store_true",
-        help="ask for no token: whoever reaches the port may join every group",
+        help="ask for no token: any process that reaches the port may join every group",
     )
     parser.add_argument(
         "--http",

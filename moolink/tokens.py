@@ -71,7 +71,7 @@ class Key(NamedTuple):
         return _hkdf(self.secret, f"moolink dashboard {self.group}".encode(), 16).hex()
 
     def describe(self) -> str:
-        """Returns its public id, and what it is the key of: two keys of one id are the same."""
+        """Returns its public id, and its job or group: two keys of one id are the same."""
         key_id = _hkdf(self.secret, b"moolink key id", 8).hex()
         return f"key {key_id} of " + (f"group {self.group!r}" if self.group else "the whole job")
 
@@ -201,14 +201,14 @@ def _contents(name: str, descriptor: int) -> bytes:
 def _check_owner(name: str, status: os.stat_result) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise AuthError(
-            f"the token file {name} belongs to user {status.st_uid}, who knows what is in it: make "
+            f"the token file {name} belongs to user {status.st_uid}, who knows its contents: make "
             "one of your own with `moolink-broker token new --file FILE`"
         )
     if status.st_mode & 0o077:
         raise AuthError(
             f"the token file {name} can be read or written by others (mode "
             f"{stat.S_IMODE(status.st_mode):04o}): run `chmod 600 {name}`, and make a new token if "
-            "somebody may have read it"
+            "another user may have read it"
         )
 
 
@@ -321,6 +321,6 @@ def _warn_insecure() -> None:
         return
     _told_insecure = True
     logs.logger.warning(
-        "this peer is insecure: it shows no token and asks for none, and whoever reaches its port "
-        "may call every function that it defines"
+        "this peer is insecure: it shows no token and asks for none, and any process that reaches "
+        "its port may call every function that it defines"
     )

@@ -9,7 +9,7 @@
 
 namespace moolink::accumulate {
 
-// What the coordinator of a new epoch decides from its members' facts: the rounds that stand, the
+// The decision of a new epoch's coordinator from its members' facts: the rounds that stand, the
 // survivors, the leader. A pure function, so every coordinator decides the same from the same
 // facts.
 struct Decision {

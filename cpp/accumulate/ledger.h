@@ -18,7 +18,7 @@ struct RoundTimes {
   Time reduced = kNever;  // the result was here
 };
 
-// What one member holds: its own contributions and the rounds it knows, until every member has the
+// The data of one member: its own contributions and the rounds it knows, until every member has the
 // rounds and its user has applied them.
 class Ledger {
  public:

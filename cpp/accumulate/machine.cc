@@ -88,7 +88,7 @@ void Machine::handle_kept(Time now, Inbound inbound) {
   }
 }
 
-// After every event: this peer's messages to itself, and what they made due.
+// After every event: this peer's messages to itself, and the work that they made due.
 void Machine::settle(Time now) {
   do {
     while (!loop_.empty()) {
@@ -184,7 +184,7 @@ void Machine::wake() {
   }
 }
 
-// --- what the user sees --------------------------------------------------------------------------
+// --- the user's view -----------------------------------------------------------------------------
 
 bool Machine::connected() const {
   return phase_ != Phase::outside && standing_ == Standing::complete && installed_ &&

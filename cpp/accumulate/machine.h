@@ -197,7 +197,7 @@ class Machine {
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
-  // --- what the user sees ------------------------------------------------------------------------
+  // --- the user's view ---------------------------------------------------------------------------
   bool connected() const;  // in an active epoch and has the state
   bool wants_gradients(Time now) const;
   // The model version at which set_state() is wanted, with parameters, buffers and user state;
@@ -223,7 +223,7 @@ class Machine {
   std::uint64_t epoch() const { return phase_ == Phase::outside ? 0 : epoch_; }
   // Names of the members for which the group waits now (full slots, no HAVE, no FLUSH), for stats.
   std::vector<std::string> waiting_for() const;
-  // For people: what this peer waits for in its epoch, and what to do; empty outside an epoch.
+  // For people: the cause of this peer's wait in its epoch, and a remedy; empty outside an epoch.
   std::string explain() const;
 
  private:
@@ -236,7 +236,7 @@ class Machine {
     std::vector<Buffer> parts;
     std::size_t bytes = 0;  // as received
   };
-  // What a leader knows beyond the last epoch that it led, until the next one is active.
+  // A leader's knowledge beyond the last epoch that it led, until the next one is active.
   struct Led {
     bool led = false;
     std::vector<Contribution> queued;
@@ -248,7 +248,7 @@ class Machine {
     std::uint64_t delivered = 0;
   };
 
-  // machine.cc: dispatch and what is due
+  // machine.cc: dispatch and due work
   void settle(Time now);
   void progress(Time now);
   void advance_awake(Time now);

@@ -47,7 +47,8 @@ void Machine::evicted(Time now) {
   settle(now);
 }
 
-// Nothing of the old epoch is applied from here on; FLUSH carries what only its leader knows.
+// Nothing of the old epoch is applied from here on; FLUSH carries the facts that only its leader
+// knows.
 void Machine::leave_epoch() {
   if (leader_) {
     led_.led = true;
@@ -228,11 +229,11 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
 const char* Machine::fault_of(const Resume& resume) const {
   if (resume.round > kLargestRound) return "names an impossible version";
   std::set<Uid> instances;
-  bool anybody = false;
+  bool any_accepted = false;
   for (const MemberStanding& member : resume.members) {
     const bool known = view_.find(member.instance) != nullptr;
     if (!known || !instances.insert(member.instance).second) return "names other members";
-    anybody = anybody || member.refused.empty();
+    any_accepted = any_accepted || member.refused.empty();
     // A member that continues has, or is told of, every round up to the last.
     const bool here = member.instance == config_.instance;
     if (!here || member.standing == Standing::stateless || resume.fresh) continue;
@@ -241,7 +242,7 @@ const char* Machine::fault_of(const Resume& resume) const {
       return "leaves rounds out";
     }
   }
-  return anybody && instances.contains(resume.leader) ? nullptr : "is without a leader";
+  return any_accepted && instances.contains(resume.leader) ? nullptr : "is without a leader";
 }
 
 void Machine::carry_out(Time now, const MemberStanding& mine) {
@@ -297,8 +298,8 @@ void Machine::begin_history(std::uint64_t version) {
   user_version_ = version;
 }
 
-// What this peer computed or was promised belongs to a history that it left. Its parameters stay as
-// they are until a snapshot replaces them.
+// This peer's contributions and promised snapshots belong to a history that it left. Its parameters
+// stay as they are until a snapshot replaces them.
 void Machine::become_stateless(std::uint64_t round) {
   if (auto dropped = ledger_.drop_own(); !dropped.empty()) {
     actions_.push_back(Dropped{std::move(dropped)});

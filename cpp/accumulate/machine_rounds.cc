@@ -283,7 +283,7 @@ void Machine::session_lost(const Uid& instance) {
 void Machine::watch_members() {
   // A member whose result slots are full and that has applied nothing for too long becomes a
   // newcomer. Not if its HAVE may have been lost with a session: then another epoch begins, with
-  // what each member has.
+  // the rounds of each member.
   const std::vector<Uid> blocking = leader_->blocked_by(own_settings().virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
     return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();

@@ -201,7 +201,7 @@ void Machine::watch_fetch(Time now) {
 void Machine::next_parent(Time now, const Uid& parent) {
   if (!fetch_) return;
   if (fetch_->give_up(now, parent)) return pump_fetch(now);
-  abandon_snapshot("nobody hands on the snapshot of version " +
+  abandon_snapshot("no member hands on the snapshot of version " +
                    std::to_string(fetch_->id().version));
 }
 

@@ -142,7 +142,7 @@ struct KnownRound {
   auto fields() { return std::tie(record, have); }
 };
 
-// member -> coordinator (rank 0 of the view): what it knows, unchanged until RESUME
+// member -> coordinator (rank 0 of the view): the member's facts, unchanged until RESUME
 struct Flush {
   Standing standing = Standing::stateless;
   Uid lineage;                // of the last epoch that was active

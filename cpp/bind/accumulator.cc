@@ -277,12 +277,12 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
            "The result was applied: room for the next round.")
       .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"), unlocked,
            "Reports the checksum of the parameters after a round, to be compared.")
-      .def("stats", &PyAccumulator::stats, "What the round that was taken last was made of.",
+      .def("stats", &PyAccumulator::stats, "The statistics of the round that was taken last.",
            nb::sig("def stats(self) -> moolink.reports.GradientStats"))
       .def("activity", &PyAccumulator::activity,
            nb::sig("def activity(self) -> tuple[float, float, str]"),
            "Seconds since the user's last call (0 while the user waits in one), seconds since the "
-           "user last got or supplied anything, and what the accumulator waits for.");
+           "user last got or supplied anything, and the cause of the accumulator's wait.");
 }
 
 }  // namespace
@@ -306,7 +306,7 @@ void bind_accumulator(nb::module_& m) {
             self.peer().update(divergence_from_name(on_divergence));
           },
           nb::arg("on_divergence"), nb::call_guard<GilRelease>(),
-          "Takes over what has happened. Raises what keeps this peer out of the group; if its "
+          "Takes over the events so far. Raises the error that keeps this peer out; if its "
           "parameters differ from the leader's, it raises, warns or asks for the leader's state: "
           "`on_divergence` is \"raise\", \"warn\" or \"resync\".")
       .def("wait", &PyAccumulator::wait, nb::arg("timeout"),

@@ -62,8 +62,9 @@ class PyCompletions {
 }  // namespace
 
 void bind_completions(nb::module_& m) {
-  nb::class_<PyCompletions>(m, "Completions",
-                            "What has become ready, for an event loop that watches fileno().")
+  nb::class_<PyCompletions>(
+      m, "Completions",
+      "Futures and streams that became ready, for an event loop that watches fileno().")
       .def(nb::init<>())
       .def("fileno", &PyCompletions::fileno, "Readable while tokens wait.")
       .def("watch", &PyCompletions::watch<PyFuture>, nb::arg("awaitable"), nb::arg("token"),
@@ -73,7 +74,7 @@ void bind_completions(nb::module_& m) {
       .def("forget", &PyCompletions::forget<PyFuture>, nb::arg("awaitable"), nb::arg("number"),
            "Ends a watch.")
       .def("forget", &PyCompletions::forget<PyStream>, nb::arg("awaitable"), nb::arg("number"))
-      .def("take", &PyCompletions::take, "The tokens of what has become ready.",
+      .def("take", &PyCompletions::take, "The tokens of futures and streams that became ready.",
            nb::sig("def take(self) -> list[typing.Any]"));
 }
 

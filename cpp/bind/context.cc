@@ -236,15 +236,15 @@ void bind_context(nb::module_& m) {
           nb::sig(kExitSignature));
   m.def("dump", &dump,
         "How things stand in this process, as text: peers and their paths, calls that wait and "
-        "handlers that run with their age, groups and accumulators with what they wait for, "
+        "handlers that run with their age, groups and accumulators with the causes of their waits, "
         "threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows "
         "the same of another process of this user.");
   m.def("host_addresses", &host_addresses, nb::arg("interface"),
-        "What a listener on every interface announces, loopback first. Raises moolink.Error if "
+        "The addresses of a listener on every interface, loopback first. Raises moolink.Error if "
         "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
         "malformed.");
   m.def("openssl_info", &openssl_info,
-        "What tcp is encrypted with, and where it was found; or why there is none.",
+        "The OpenSSL that encrypts tcp, and its path; or the reason why there is none.",
         nb::sig("def openssl_info() -> moolink.reports.OpenSslInfo"));
   m.def("verbs_info", &verbs_info,
         "The RDMA device, port and GID of this machine that the transport verbs goes through, and "

@@ -201,7 +201,7 @@ void bind_deferred(nb::module_& m) {
            "Makes the call fail with QueueFull at the caller: it was not begun.")
       .def("reject", &PyDeferred::reject, nb::arg("reason"),
            "Makes the call fail with RemoteError (remote_type \"ValueError\", ran \"no\") at the "
-           "caller: what it asks for cannot be done.")
+           "caller: its request cannot be carried out.")
       .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
            nb::sig("def add_cancel_callback(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "

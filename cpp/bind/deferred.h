@@ -27,7 +27,7 @@ Error unsendable(const runtime::Responder& responder, const std::string& what,
 
 // Encodes and sends; sends an exception of the encoding instead. Needs the GIL.
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
-// Encodes and sends an item of a stream; throws what the encoding does. Needs the GIL.
+// Encodes and sends an item of a stream; throws the exceptions of the encoding. Needs the GIL.
 void send_item(runtime::Responder& responder, nb::handle value, const ValueOptions& options);
 
 // Python's RpcDeferredReturn: the reply of a define_deferred handler.

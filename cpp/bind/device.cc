@@ -244,7 +244,7 @@ void bind_device(nb::module_& m) {
   m.def("copy_to_device", &copy_to_device, nb::arg("array"), nb::arg("address"), nb::arg("device"),
         "Copies a host array into memory of a device that no queued work uses.",
         nb::sig("def copy_to_device(array: typing.Any, address: int, device: int) -> None"));
-  m.def("cuda_info", &cuda_info, "What this process has copied from and to CUDA devices.",
+  m.def("cuda_info", &cuda_info, "This process's copies from and to CUDA devices.",
         nb::sig("def cuda_info() -> moolink.reports.CudaInfo"));
 }
 

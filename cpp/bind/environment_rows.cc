@@ -162,15 +162,14 @@ void bind_environment_rows(nb::module_& m) {
                    "None"),
            "`environments` by row, with `due` and `env`; arrays of all rows; `observation` is None "
            "if it is no single array.")
-      .def(
-          "step", &EnvironmentRows::step, nb::arg("first"), nb::arg("actions"), nb::arg("take"),
-          nb::arg("begin"),
-          nb::sig("def step(self, first: int, actions: list[typing.Any], take: "
-                  "collections.abc.Callable[[int, typing.Any], None], begin: "
-                  "collections.abc.Callable[[int], None]) -> None"),
-          "Steps rows from `first`, one an action. ``take(row, result)`` gets what is more than an "
-          "array of the right kind within an episode, ``begin(row)`` a row that is due. What an "
-          "environment raises ends this; the current word tells which it was.");
+      .def("step", &EnvironmentRows::step, nb::arg("first"), nb::arg("actions"), nb::arg("take"),
+           nb::arg("begin"),
+           nb::sig("def step(self, first: int, actions: list[typing.Any], take: "
+                   "collections.abc.Callable[[int, typing.Any], None], begin: "
+                   "collections.abc.Callable[[int], None]) -> None"),
+           "Steps rows from `first`, one an action. ``take(row, result)`` gets all results but "
+           "arrays of the right kind within an episode, ``begin(row)`` a row that is due. An "
+           "exception of an environment ends this; the current word tells which it was.");
 }
 
 }  // namespace moolink::bind

@@ -136,7 +136,7 @@ nb::object PyFuture::released() {
   return nb::cast(
       new PyFuture(
           released_, [](const wire::Payload&) { return nb::none(); },
-          Subject{"release of what was lent to the call of", subject_.name, subject_.peer}),
+          Subject{"release of the arrays lent to the call of", subject_.name, subject_.peer}),
       nb::rv_policy::take_ownership);
 }
 
@@ -160,7 +160,7 @@ void bind_future(nb::module_& m) {
   future
       .def("result", &PyFuture::result, nb::arg("timeout") = nb::none(),
            nb::sig("def result(self, timeout: float | None = None) -> typing.Any"),
-           "Waits and returns the result, or raises what went wrong.\n\n"
+           "Waits and returns the result, or raises the error.\n\n"
            "Args:\n"
            "    timeout: seconds to wait; None waits until the operation itself ends.\n\n"
            "Raises:\n"
@@ -172,7 +172,7 @@ void bind_future(nb::module_& m) {
       .def("done", &PyFuture::done, "Whether the operation has ended.")
       .def("exception", &PyFuture::exception,
            nb::sig("def exception(self) -> BaseException | None"),
-           "What went wrong, or None if nothing did or the operation has not ended.")
+           "The error; None if the operation succeeded or has not ended.")
       .def("cancel", &PyFuture::cancel,
            "Gives the operation up, here and at the peer; result() raises CancelledError. Returns "
            "False if it had ended already.")
@@ -181,8 +181,8 @@ void bind_future(nb::module_& m) {
                    "None"),
            "Calls `callback(future)` on a worker thread once the operation has ended.")
       .def_prop_ro("released", &PyFuture::released, nb::sig("def released(self) -> Future"),
-                   "A Future that is done when nobody reads any more what the call has lent (see "
-                   "moolink.lend): the memory may be written again. Done at once if it lends "
+                   "A Future that is done when no peer reads the lent memory any more (see "
+                   "moolink.lend): it may be written again. Done at once if it lends "
                    "nothing. Its result is None.")
       .def("__repr__", &PyFuture::repr)
       .def("__await__", &await,

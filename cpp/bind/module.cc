@@ -5,7 +5,7 @@
 #include "bind/bindings.h"
 
 NB_MODULE(_core_of_any_interpreter, m) {
-  m.doc() = "The compiled core. What users need of it is re-exported by moolink.";
+  m.doc() = "The compiled core. moolink re-exports the public names.";
   // Daemon threads and calls in flight hold objects when the interpreter ends: not the user's
   // fault, so no warnings on the terminal.
   nanobind::set_leak_warnings(std::getenv("MOOLINK_LEAK_WARNINGS") != nullptr);

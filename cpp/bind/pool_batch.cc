@@ -121,7 +121,7 @@ void bind_pool_batch(nb::module_& m) {
            "Copies an int64 array of one number for each row, if all are from `low` to `high`; "
            "returns False, and copies nothing, for any other object.");
   nb::class_<EpisodeCounts>(m, "EpisodeCounts",
-                            "The episodes of a batch: what its steps' results add up to.")
+                            "The episodes of a batch: the sums of its steps' results.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle>(),
            nb::arg("reward"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("done"),

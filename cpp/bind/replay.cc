@@ -425,7 +425,7 @@ void bind_states(nb::class_<ReplayCore>& replay) {
            nb::sig("def take(self, store: int, count: int) -> "
                    "numpy.typing.NDArray[numpy.uint32]"))
       .def("write", &ReplayCore::write, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
-           nb::arg("bytes"), "Writes what read() returns into rows of take().",
+           nb::arg("bytes"), "Writes the result of read() into rows of take().",
            nb::sig("def write(self, store: int, column: int, rows: "
                    "numpy.typing.NDArray[numpy.uint32], bytes: numpy.typing.NDArray[numpy.uint8]) "
                    "-> None"))

@@ -91,7 +91,7 @@ class PyRpc {
   // be collected.
   using Functions = std::map<std::string, Reference>;
 
-  // Runs a Python function for a call; what it throws goes to the caller.
+  // Runs a Python function for a call; its exceptions go to the caller.
   using Run = void (*)(const nb::object& function, const runtime::Incoming& call,
                        const std::shared_ptr<const ValueOptions>& options);
   void add_function(const std::string& name, nb::callable function, Run run,

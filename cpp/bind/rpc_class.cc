@@ -35,12 +35,13 @@ Args:
         RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
         variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
     timeout: time limit of a call, in seconds.
-    token: what this peer proves itself with and asks of others: the text of a token or of a group's
+    token: the key that this peer shows and asks others for: the text of a token or of a group's
         key, several on lines of their own (the first is shown, all are accepted), the path of its
         file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
         variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-    token_file: path of such a file, which nobody but its owner may read.
-    insecure: show no token and ask for none: anybody who reaches the port may call every function.
+    token_file: path of such a file, which only its owner may read.
+    insecure: show no token and ask for none: any process that reaches the port may call
+        every function.
 
 Raises:
     moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
@@ -52,7 +53,7 @@ It is a context manager that closes itself.)";
 constexpr const char* kDefineDoc =
     R"(Lets peers call `function` by `name`.
 
-It runs on a worker thread with the caller's arguments; what it returns is the reply. What it raises
+It runs on a worker thread with the caller's arguments; its return value is the reply. An exception
 is raised at the caller as moolink.RemoteError, with type, text and traceback. It may make blocking
 calls itself.
 
@@ -75,12 +76,12 @@ closes the generator.
     for batch in rpc.stream("replay", "sample", 32):
         learn(batch)
 
-Iterating raises what a call would, see async_; TimeoutError if no item came for the time limit.)";
+Iterating raises the errors of a call, see async_; TimeoutError if no item came for the time limit.)";
 
 constexpr const char* kAsyncDoc =
     R"(Calls a function of a peer; returns a Future of its result.
 
-The arguments are captured before this returns, but for what is in moolink.lend(...). Calls of one
+The arguments are captured before this returns, but for those in moolink.lend(...). Calls of one
 thread to one peer start there in their order. Does not block on the network; every failure is the
 future's:
 
@@ -111,8 +112,8 @@ constexpr const char* kExplainDoc =
     R"(How a peer is reached, or why it is not: a dict, see moolink.Explanation.
 
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
-smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: what is
-sent is not encrypted, as within one host). "paths" has every path, best first, with
+smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data
+is not encrypted, as within one host). "paths" has every path, best first, with
 "reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
 said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
 
@@ -187,7 +188,7 @@ void bind_calls(nb::class_<PyRpc>& rpc) {
                    "typing.Any, **kwargs: typing.Any) -> None"))
       .def("sync", &PyRpc::sync,
            "Calls a function of a peer, as async_ does, waits for the result and returns it, or "
-           "raises what went wrong.",
+           "raises the error.",
            nb::sig("def sync(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
                    "typing.Any) -> typing.Any"))
       .def("stream", &PyRpc::stream, kStreamDoc,

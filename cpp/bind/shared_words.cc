@@ -79,7 +79,7 @@ void bind_shared_words(nb::module_& m) {
   nb::class_<SharedWords>(m, "SharedWords",
                           "Words of shared memory that all processes see change in one order: one "
                           "that writes its word and reads another's, and another that does so the "
-                          "other way round, cannot both miss what the other has written.")
+                          "other way round, cannot both miss the other's word.")
       .def(nb::init<SharedWords::Array>(), nb::arg("words"),
            nb::sig("def __init__(self, words: numpy.typing.NDArray[numpy.uint64]) -> None"))
       .def("load", &SharedWords::load, nb::arg("index"),

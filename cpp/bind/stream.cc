@@ -129,7 +129,8 @@ void bind_stream(nb::module_& m) {
       m, "Stream",
       "The items that a handler yields, in order, as they come: iterate over it, with `for` or "
       "`async for`. A few items are fetched ahead; the handler goes on as they are taken.\n\n"
-      "Iterating raises what a call would: moolink.TimeoutError if no item came within the peer's "
+      "Iterating raises the errors of a call: moolink.TimeoutError if no item came within the "
+      "peer's "
       "timeout, moolink.RemoteError after the items that were yielded before the handler raised, "
       "moolink.PeerLost, ... It raises it once; after that, iterating ends at once.");
   const auto itself = [](nb::handle self) { return nb::borrow(self); };

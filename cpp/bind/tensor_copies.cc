@@ -22,7 +22,7 @@ constexpr std::array<Explanation, kCopyReasons - 1> kExplanations = {{
     {"lazy_view", "a conjugated or negated view is computed first: call resolve_conj() once"},
     {"several_parts", "a jax.Array sharded over several devices is put together first"},
     {"lent",
-     "what a peer lends becomes a copy, as the arrays of the framework asked for cannot be "
+     "a lent array becomes a copy, as the arrays of the framework asked for cannot be "
      "read-only: receive it with arrays=\"numpy\""},
     {"alignment", "memory that does not begin at a multiple of 64 bytes is copied"},
 }};

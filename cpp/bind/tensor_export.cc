@@ -372,8 +372,8 @@ nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHea
 
 void bind_tensors(nb::module_& m) {
   nb::class_<ReceivedTensor>(m, "ReceivedTensor", nb::type_slots(received_tensor_slots),
-                             "Memory of a received array: what numpy, torch and JAX arrays that "
-                             "moolink returns own.")
+                             "Memory of a received array. It is the owner of numpy, torch and JAX "
+                             "arrays that moolink returns.")
       .def(
           "__dlpack__", &dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),

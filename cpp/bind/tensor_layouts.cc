@@ -70,7 +70,7 @@ class TensorLayouts {
 
 void bind_tensor_layouts(nb::module_& m) {
   nb::class_<TensorLayouts>(m, "TensorLayouts",
-                            "What the tensors of a list have to be: (shape, dtype) of each.")
+                            "The required layout of the tensors of a list: (shape, dtype) of each.")
       .def(nb::init<const std::vector<TensorLayouts::Layout>&>(), nb::arg("layouts"))
       .def("addresses", &TensorLayouts::addresses, nb::arg("tensors"),
            "Where the elements lie, 0 for None; None unless all are as they have to be, in host "

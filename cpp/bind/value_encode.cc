@@ -26,7 +26,7 @@ constexpr std::size_t kLargeCopy = 64 << 10;
 constexpr std::size_t kSmallestPlaced = 64 << 10;
 // Blocks have 2 MB, and parts must not travel in the frame of their message.
 constexpr std::size_t kSmallestOnDevice = 1 << 20;
-// Of a message, beside the value's arrays: the value's body, and what the operation says of it.
+// Of a message, beside the value's arrays: the value's body, and the operation's header.
 constexpr std::size_t kOtherParts = 2;
 
 std::span<const std::byte> bytes_of(const char* data, Py_ssize_t size) {

@@ -91,7 +91,7 @@ collective::ReduceOp op_of(const std::string& name) {
   refuse("there is no op '" + name + "'");
 }
 
-// What a program asks for. Its memory is the host's, or a device's.
+// A program's request. Its memory is the host's, or a device's.
 struct Call {
   runtime::ProgramReduction reduction;  // without the epoch, which lies in the program's memory
   std::shared_ptr<runtime::GroupPeer> group;

@@ -20,8 +20,8 @@ namespace moolink::collective {
 // member is a host.
 //
 // How it is driven: provide() each chain's partial sum; call received() with the messages of other
-// hosts; after each event take_effects(): send what is outgoing, run the tasks and call done(), and
-// use the results.
+// hosts; after each event take_effects(): send the outgoing messages, run the tasks and call
+// done(), and use the results.
 class Exchange {
  public:
   struct Plan {
@@ -85,7 +85,7 @@ class Exchange {
     std::uint32_t tasks = 0;
     std::map<std::uint32_t, Buffer> arrived;  // by round
   };
-  // What to do when a task ends.
+  // The work when a task ends.
   struct Pending {
     std::uint32_t chain = 0;
     std::optional<Buffer> value;  // the next one

@@ -16,7 +16,7 @@
 
 namespace moolink::collective {
 
-// What all members must agree on before any element is reduced. Ranks are indices into the engine's
+// All members must agree on it before any element is reduced. Ranks are indices into the engine's
 // members; an empty list means all members.
 struct OpSpec {
   Kind kind = Kind::all_reduce;

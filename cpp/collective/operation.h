@@ -95,7 +95,7 @@ class Operation {
     std::uint32_t slice = 0;
     Work task;
   };
-  // What to do after an event; taken by the engine.
+  // The work after an event; taken by the engine.
   struct Effects {
     std::vector<Outgoing> outgoing;
     std::vector<Task> tasks;

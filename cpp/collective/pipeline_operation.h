@@ -11,7 +11,7 @@
 
 namespace moolink::collective {
 
-// The place of an operation's memory in what its rank has lent to all others.
+// The place of an operation's memory in the memory that its rank has lent to all others.
 struct LentPlace {
   std::uint64_t segment = 0;  // 0: nowhere
   std::uint64_t offset = 0;

@@ -38,7 +38,7 @@ bool SharedPipeline::announce_sleep() {
   for (const Stage stage : {kPut, kSum, kReduce, kTake}) {
     const std::uint64_t chunk = cursors_[stage].next;
     // A stage that waits for the one before it wakes with that one, and one that waits for other
-    // hosts wakes with what they send.
+    // hosts wakes with their messages.
     if (chunk > last_chunk_ || !follows(stage, chunk)) continue;
     for (const Need& need : needs(stage)) {
       if (!is_met(need)) want(need);

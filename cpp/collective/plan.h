@@ -53,7 +53,7 @@ constexpr bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce_scatter;
 }
 
-// What one collective moves between `ranks` members. A block has `count` elements:
+// The data that one collective moves between `ranks` members. A block has `count` elements:
 //                  input                    output
 //   all_reduce     a block                  the block reduced over all ranks
 //   reduce_scatter a block for each rank    this rank's block, reduced over all ranks

@@ -17,9 +17,9 @@ namespace moolink::collective {
 struct Step {
   enum class Kind : std::uint8_t {
     send,    // the value, to `peer`
-    reduce,  // the value becomes the sum of the value and what `peer` sent
+    reduce,  // the value becomes the sum of the value and that of `peer`
     finish,  // the value is the sum of all hosts: it becomes the result
-    store,   // what `peer` sent is the result, and the value
+    store,   // the value of `peer` is the result, and becomes the value
   };
   Kind kind = Kind::send;
   std::uint32_t peer = 0;     // of send, reduce and store

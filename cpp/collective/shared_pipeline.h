@@ -22,7 +22,7 @@ namespace moolink::collective {
 // memory; if the other ranks can read it, an allreduce's input needs no window.
 // docs/design/protocol/shared_memory.md has the words, stages and invariants.
 
-// What this rank can read of a segment lent by another rank; empty: nothing.
+// The bytes that this rank can read of a segment lent by another rank; empty: none.
 using LentMemory =
     std::function<std::span<const std::byte>(std::uint32_t rank, std::uint64_t segment)>;
 
@@ -110,7 +110,7 @@ class SharedPipeline {
     std::uint64_t planned = 0;  // the chunk that `plan` is of
   };
 
-  // What a stage waits for: a word of all ranks that reaches a chunk. 0: nothing.
+  // The condition of a stage: a word of all ranks that reaches a chunk. 0: none.
   struct Need {
     Stage word = kPut;
     std::uint64_t chunk = 0;

@@ -77,14 +77,15 @@ Keyring::Keyring(std::vector<Key> keys) : keys_(std::move(keys)) {
   if (keys_.size() > kMaxKeys) {
     throw Exception(ErrorCode::invalid_argument,
                     "a peer holds at most " + std::to_string(kMaxKeys) + " keys, not " +
-                        std::to_string(keys_.size()) + ": drop those that nobody shows any more");
+                        std::to_string(keys_.size()) + ": drop those that no peer shows any more");
   }
   for (const Key& key : keys_) {
     if (!key.scope.empty()) check_name("a group's name", key.scope);
     if (key.scope != keys_.front().scope) {
-      throw Exception(ErrorCode::invalid_argument,
-                      "the keys of one peer are all of the whole job, or all of one group: who "
-                      "belongs to several groups holds the job's token, or is a peer in each");
+      throw Exception(
+          ErrorCode::invalid_argument,
+          "the keys of one peer are all of the whole job, or all of one group: a process "
+          "in several groups holds the job's token, or makes a peer for each");
     }
     identities_.push_back(key.identity());
   }

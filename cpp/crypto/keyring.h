@@ -19,7 +19,7 @@ struct Key {
 
   // Short and public: two peers that name the same id hold the same key.
   std::string id() const;  // 16 hexadecimal digits
-  // What peers exchange, and a PSK identity of TLS: id and scope, as text.
+  // Peers exchange it, also as a PSK identity of TLS: id and scope, as text.
   std::string identity() const;
   // A secret for one use only ("tls", "challenge"), so that no two protocols share a key.
   Digest secret_for(std::string_view use) const;

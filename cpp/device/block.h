@@ -20,7 +20,7 @@ class Block : public std::enable_shared_from_this<Block> {
  public:
   // Throws if the device has no such memory left.
   static std::shared_ptr<const Block> create(Devices& devices, int device, std::size_t bytes);
-  // What another process has shared: its bytes stay readable, whatever becomes of that process.
+  // A block that another process has shared: its bytes stay readable, also when that process ends.
   static std::shared_ptr<const Block> map(Devices& devices, int device, const Descriptor& shared,
                                           std::size_t bytes);
   ~Block();

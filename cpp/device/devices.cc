@@ -207,7 +207,7 @@ void Stream::follow(void* producer) {
   const Devices::Current current(devices_, device_);
   Devices::Event event(devices_, device_);
   event.record(static_cast<StreamHandle>(producer));
-  // The event may be reused at once: the wait is for what was recorded before.
+  // The event may be reused at once: the wait is for the earlier record.
   devices_.check(devices_.driver_.stream_wait_event(handle_, event.handle(), 0), device_,
                  "waiting for the producer's stream");
 }

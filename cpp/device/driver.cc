@@ -15,7 +15,7 @@ constexpr const char* kLibrary = "libcuda.so.1";
   throw Exception(ErrorCode::error,
                   "the CUDA driver cannot be used: " + reason +
                       "; tensors on a CUDA device need NVIDIA's driver, and a container that is "
-                      "given the device (`moolink doctor` says what is found)");
+                      "given the device (see `moolink doctor`)");
 }
 
 template <class Function>

@@ -33,8 +33,8 @@ Request Table::sample(std::size_t count) {
   return request;
 }
 
-// A withdrawn request lets no request behind it run earlier: what holds one item back holds back
-// every other.
+// A withdrawn request lets no request behind it run earlier: the limiter that holds one item back
+// holds back every other.
 std::vector<Key> Table::take_inserted(Request request) {
   auto node = inserts_.extract(request);
   Insert& insert = node.mapped();

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a Node (node.h) is told at its making, the actions it returns, and what it tells of peers.
+// The configuration of a Node (node.h), the actions it returns, and its reports about peers.
 
 #include <compare>
 #include <cstdint>
@@ -74,7 +74,7 @@ struct Dial {
   std::string address;
 };
 
-// The greeting is done; the transport lifts its limits on strangers.
+// The greeting is done; the transport lifts its limits on unauthenticated connections.
 struct Establish {
   ConnectionId connection;
 };
@@ -187,7 +187,7 @@ struct PeerInfo {
   std::size_t loans_held = 0;   // of its memory
 };
 
-// ---- what a Node knows, for people: paths with reasons, searches, calls under way
+// ---- reports of a Node for people: paths with reasons, searches, calls under way
 
 // An address at which dials have failed since its last answer.
 struct TriedAddress {
@@ -223,7 +223,7 @@ struct PendingCall {
   std::uint64_t id = 0;
   std::string peer;
   std::string function;
-  std::string state;  // what it waits for
+  std::string state;  // the event it waits for
   Duration age{};
   Time deadline = kNever;
 };

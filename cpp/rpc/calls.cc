@@ -68,7 +68,7 @@ void Node::begin_call(Time now, CallId id, Call& call) {
   } else {
     const bool is_new = !searches_.contains(call.peer);
     Search& search = search_for(now, call.peer);
-    if (is_new) ask_everybody(now, search);
+    if (is_new) ask_all_peers(now, search);
     if (search.calls.size() >= config_.max_waiting_calls) {
       complete(id, call_error(ErrorCode::queue_full,
                               "too many calls wait for peer '" + call.peer + "', " +

@@ -10,7 +10,7 @@
 
 namespace moolink::rpc {
 
-// Rate limit of log lines about strangers: some lines at once and then one a second, so that peers
+// Limit of log lines about unauthenticated peers: some at once and then one a second, so that peers
 // that fail thousands of times do not fill a disk. The next line counts the omitted ones.
 class Complaints {
  public:

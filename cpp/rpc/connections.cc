@@ -160,7 +160,7 @@ std::optional<Objection> Node::objection(const wire::Hello& ours, const wire::He
   return std::nullopt;
 }
 
-// ... and after its proof: taken names are not revealed to strangers, nor to other groups.
+// ... and after its proof: unauthenticated peers and other groups learn no taken names.
 std::optional<Objection> Node::objection_to_name(Time now, const Connection& connection) const {
   using Why = Objection::Why;
   const wire::Hello& theirs = *connection.theirs;

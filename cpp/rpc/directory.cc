@@ -53,7 +53,7 @@ void Node::keep_for(Time now, const std::string& name, session::OutgoingMessage 
   Search& search = search_for(now, name);
   search.services.push_back(
       {now + config_.timing.evict_after, std::move(message), instance, scope});
-  if (is_new) ask_everybody(now, search);
+  if (is_new) ask_all_peers(now, search);
 }
 
 // Names that members of one group search are hidden from other groups: a peer confined to a group
@@ -64,7 +64,7 @@ bool Node::may_ask(const Peer& peer, const Search& search) const {
                      [&](const auto& waiting) { return waiting.scope == peer.scope; });
 }
 
-void Node::ask_everybody(Time now, Search& search) {
+void Node::ask_all_peers(Time now, Search& search) {
   for (const auto& [instance, peer] : peers_) {
     if (!peer->up || !may_ask(*peer, search)) continue;
     ask(now, *peer, search.name);
@@ -94,11 +94,11 @@ void Node::search_due(Time now, std::uint64_t number) {
   if (mutant("search_asks_once")) return;
   search.pause = std::min(2 * search.pause, config_.find_last);
   timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
-  ask_everybody(now, search);
+  ask_all_peers(now, search);
 }
 
-// The peer is up: sends what waited for its name, in order. What an exception leaves here waits for
-// its next session.
+// The peer is up: sends the messages that waited for its name, in order. Messages that an exception
+// leaves here wait for its next session.
 void Node::end_search(Time now, Peer& peer) {
   const auto entry = searches_.find(peer.name);
   if (entry == searches_.end()) return;
@@ -394,7 +394,7 @@ void Node::dial_ended(Time now, const std::string& address, const Error& error) 
   Peer* peer = target->instance.empty() ? peer_of(*target) : find_peer(target->instance);
   if (peer == nullptr || !peer->up || peer->session.connected()) return;
   if (peer->instance == target->instance || peer->host_key == config_.host_key) {
-    end_peer(*peer, Down::dead, "nobody listens at " + address + " any more");
+    end_peer(*peer, Down::dead, "no process listens at " + address + " any more");
   }
 }
 

@@ -74,7 +74,7 @@ void Node::tick(Time now) {
       timers_.push(timer);
       throw;
     }
-    settle(now);  // the next timer must not find what this one has ended
+    settle(now);  // the next timer must not find anything that this one has ended
   }
   settle(now);
 }

@@ -214,7 +214,7 @@ class Node {
   void disconnected_from(Time now, Peer& peer);
   void greeting_timed_out(Time now, ConnectionId id);
   void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
-  // About a stranger.
+  // About an unauthenticated connection.
   void complain(Time now, std::string text) {
     auto line = complaints_.make(now, std::move(text));
     if (line) log(LogLevel::warning, std::move(*line));
@@ -280,7 +280,7 @@ class Node {
   Peer* peer_of(const DialTarget& target) const {
     return target.of.empty() ? find_peer(target.peer) : find_peer(target.of);
   }
-  void ask_everybody(Time now, Search& search);
+  void ask_all_peers(Time now, Search& search);
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
   void end_search(Time now, Peer& peer);

@@ -42,7 +42,7 @@ class Policy {
                         const wire::Hello& acceptor, const wire::Hello& welcome) const;
   // The scope of this side's own keys.
   std::string scope() const { return keyring_.scope(); }
-  // What this side's user should check after a refusal. May name files: not for the other side.
+  // Advice to this side's user after a refusal. May name files: not for the other side.
   std::string advice() const;
 
  private:

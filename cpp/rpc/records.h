@@ -1,6 +1,6 @@
 #pragma once
 
-// What a Node keeps of each peer, connection, call, running handler and search.
+// Records of a Node about each peer, connection, call, running handler and search.
 
 #include <cstddef>
 #include <cstdint>

@@ -108,7 +108,7 @@ void Node::send_item(Time now, const CallKey& key, wire::Payload item) {
   const auto found = running_.find(key);
   if (found == running_.end()) return;  // the caller does not wait any more
   if (!found->second.stream || found->second.stream->sent >= found->second.stream->allowed) {
-    throw Exception(ErrorCode::invalid_argument, "an item beyond what the caller takes");
+    throw Exception(ErrorCode::invalid_argument, "an item beyond the caller's credit");
   }
   ItemsOut& items = *found->second.stream;
   if (key.caller == config_.instance) {

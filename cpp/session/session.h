@@ -114,7 +114,7 @@ struct MapLoan {
   wire::LoanPlace place;
 };
 
-// Ignores what arrives on the connection afterwards, and allows no more writes into memory that
+// Ignores later frames of the connection, and allows no more writes into memory that
 // chunk_target or a grant gave it.
 struct CloseConnection {
   ConnectionId connection;

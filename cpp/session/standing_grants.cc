@@ -12,7 +12,7 @@ namespace moolink::session {
 
 namespace {
 
-// Per connection: what its sender can make this side hold without a message.
+// Per connection: the grants that its sender can make this side hold without a message.
 constexpr std::size_t kStandingGrants = 8;
 constexpr std::size_t kStandingBytes = std::size_t{256} << 20;
 // How many grants of an honest peer this side keeps.

@@ -55,8 +55,8 @@ inline constexpr bool kIsByte =
 template <class T>
 concept HasFields = requires(T& value) { value.fields(); };
 
-// The last field of a struct that later versions add to: what follows the fields that this one
-// knows. It is kept, since a proof may cover the bytes of the whole struct.
+// The last field of a struct that later versions add to: the bytes after the fields that this
+// version knows. It is kept, since a proof may cover the bytes of the whole struct.
 struct Rest {
   std::vector<std::byte> bytes;
 };

@@ -110,7 +110,7 @@ Control decode_control(const ReceivedFrame& frame) {
 }
 
 // The first frame of each side (hello), and the agreement about a session (welcome). All versions
-// have the fields up to the name, so that a refusal can say who speaks what; a later version may
+// have the fields up to the name, so that a refusal can name both versions; a later version may
 // add fields at the end.
 struct Hello {
   std::uint32_t magic = kMagic;

@@ -22,20 +22,20 @@ inline constexpr auto kPathNames = enum_names<PathKind::verbs>("tcp", "shm", "ve
 // Zeros where the path has none: a Unix socket, plain tcp.
 using ChannelBinding = std::array<std::byte, 32>;
 
-// What a proof covers besides the greetings: it is not valid on any other connection.
+// A proof covers it besides the greetings: the proof is not valid on any other connection.
 struct Channel {
   PathKind path = PathKind::tcp;
   ChannelBinding binding{};
 };
 
-// What a session needs to know of a path.
+// The properties of a path that a session needs.
 struct PathTraits {
   bool grants = false;  // parts go into grants; else as chunks in the stream
   std::size_t chunk_bytes = std::size_t{1} << 20;  // largest chunk for one frame on the path
   int preference = 0;                              // the live path with the highest number is used
   std::size_t grant_bytes = 0;                     // smaller parts go as chunks despite grants
   bool loans = false;                              // the peer can map this side's lending pool
-  std::string_view cipher{};                       // of TLS; empty: others may read what is sent
+  std::string_view cipher{};                       // of TLS; empty: others may read the traffic
   ChannelBinding binding{};
 };
 

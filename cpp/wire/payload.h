@@ -26,8 +26,8 @@ struct LentPart {
   // Not on the wire. True while the receiver may read the memory; null for memory of the pool.
   std::shared_ptr<std::atomic<bool>> out = nullptr;
 
-  // The sender has captured the bytes in memory of a device: what is made of them is the
-  // receiver's.
+  // The sender has captured the bytes in memory of a device: the receiver owns the array that it
+  // makes of them.
   bool captured() const { return (segment & kDeviceSegments) != 0; }
 
   auto fields() { return std::tie(part, segment, offset); }
@@ -47,7 +47,7 @@ struct PlacedPart {
   std::shared_ptr<StandingGrant> standing;
 };
 
-// What both sides keep of a part beside its bytes, at most: its place in heads and lists. It counts
+// The memory that both sides need for a part beside its bytes, for heads and lists. It counts
 // in windows and limits, so that parts without bytes are not free.
 inline constexpr std::size_t kPartCost = 256;
 

@@ -155,7 +155,7 @@ class AccumulatorBase(Adapter, Closing):
         self._own_rpc.connect(address)
 
     def update(self) -> None:
-        """Takes over what has happened since the last call: views, a new state, a result.
+        """Takes over the events since the last call: views, a new state, a result.
 
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another

@@ -1,4 +1,4 @@
-"""What ``on_nonfinite="skip"`` leaves out, and the part of it that belongs to the next round."""
+"""Rounds that ``on_nonfinite="skip"`` leaves out, and the part that belongs to the next round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training loop as an iterator, for users who do not want to poll an accumulator."""
+"""A training loop as an iterator, so that users need not poll an accumulator."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _is_whole(received: Any) -> bool:
     if received is None:
         logs.logger.warning(
             "the leader's loop did not call set_state() within 5 s of wants_state(), so parameters "
-            "came without the rest: the optimiser and the totals go on from what they are here"
+            "came without the rest: the optimiser and the totals keep this member's values"
         )
         return False
     totals = received.get("totals") if isinstance(received, dict) else None

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the report; returns 1 if something that moolink needs has failed."""
     parser = argparse.ArgumentParser(
         prog="moolink doctor",
-        description="Say what this machine offers to moolink, what is missing, and why.",
+        description="Show this machine's features for moolink, and why others are missing.",
     )
     parser.add_argument(
         "address",

@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     processes.add_argument(
         "--env", action="append", type=_variable, metavar="NAME=VALUE", help="may be repeated"
     )
-    script.add_job_options(parser, "the job; these win over what its file says", "--broker")
+    script.add_job_options(parser, "the job; these win over the options in its file", "--broker")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",

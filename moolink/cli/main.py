@@ -18,7 +18,7 @@ commands:
   replay   serve the tables of a replay: moolink replay tables.toml --listen 0.0.0.0:4432
   top      show a running job: its groups, members and rates (needs moolink-broker --http)
   dump     show how things stand in a process: moolink dump PID
-  doctor   say what this machine offers to moolink, what is missing, and why
+  doctor   show this machine's features for moolink, and why others are missing
 
 'moolink COMMAND --help' explains a command; 'moolink --version' prints the version.
 """

@@ -37,7 +37,7 @@ def obstacle(address: str, token_file: str | None) -> str | None:
         return f"the name {host!r} is not known here: {error.strerror}"
     except TimeoutError:
         return (
-            f"no answer within {_TIMEOUT:g} s: the machine is down, or a firewall drops what is "
+            f"no answer within {_TIMEOUT:g} s: the machine is down, or a firewall drops packets "
             f"sent to port {port}"
         )
     except ConnectionRefusedError:

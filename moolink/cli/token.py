@@ -54,7 +54,7 @@ def _give(keys: list[tokens.Key], file: str | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moolink-broker token",
-        description="Tokens say who may take part in a job.",
+        description="Peers with a job's token may take part in the job.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("name", metavar="NAME", help="the group's name")
     show = commands.add_parser("show", help="name the keys of a file without telling them")
     dashboard = commands.add_parser(
-        "dashboard", help="print the key of the broker's dashboard, with which nobody can join"
+        "dashboard", help="print the key of the broker's dashboard, with which no peer can join"
     )
     for command in (new, group):
         command.add_argument(

@@ -103,7 +103,7 @@ def read(url: str, key: str | None) -> dict[str, Any]:
         with _OPENER.open(request, timeout=_TIMEOUT) as answer:
             told: dict[str, Any] = json.load(answer)
         if not isinstance(told, dict) or not {"broker", "groups", "members"} <= told.keys():
-            raise ValueError("what answers there is something else")
+            raise ValueError("the answer there is not a dashboard's")
     except urllib.error.HTTPError as error:
         if error.code == 401:
             what = "the key is wrong" if key else "a key is needed"
@@ -163,7 +163,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 class View:
-    """Which members are shown, and in what order."""
+    """The members that are shown, and their order."""
 
     def __init__(self) -> None:
         self.column = 0
@@ -220,7 +220,7 @@ class Size(NamedTuple):
 
 
 _WHOLE = Size(1000, 0)
-_MOST_REMARKS = 5
+_MOST_NOTES = 5
 
 
 def _console(width: int | None = None) -> Any:
@@ -247,12 +247,12 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
         head = Text(failed, style="bold red")
     groups = [_group_line(group) for group in job["groups"]]
     members = view.members(job)
-    remarks = [
+    notes = [
         _line(Text(f"{member['name']} is {member['state']}: {member['why']}", style="yellow"))
         for member in members
         if member["why"] and member["state"] not in ("up", "new")
-    ][:_MOST_REMARKS]
-    taken = 3 + len(groups) + len(remarks)
+    ][:_MOST_NOTES]
+    taken = 3 + len(groups) + len(notes)
     room = size.rows - taken if size.rows else len(members)
     view.scroll(len(members), max(1, room))
     shown = members[view.top : view.top + max(1, room)]
@@ -263,7 +263,7 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
         foot += f"  ({view.top + 1} to {view.top + len(shown)} of {len(members)})"
     table = _table(shown, view, size.columns)
     keys = [Text(foot, style="dim")] if size.rows else []
-    return Group(head, *groups, *remarks, table, *keys)
+    return Group(head, *groups, *notes, table, *keys)
 
 
 def _group_line(group: dict[str, Any]) -> Any:

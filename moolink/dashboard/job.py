@@ -105,7 +105,7 @@ class Member:
             return "silent"
         return "stuck" if any(model.is_stuck() for model in self.models) else "up"
 
-    def remark(self, now: float) -> str:
+    def note(self, now: float) -> str:
         """The reason for its state, and the remedy."""
         state, where = self.state(now), f"`py-spy dump --pid {self.pid}` on {self.host} shows where"
         if state == "stuck":
@@ -229,7 +229,7 @@ class Job:
         for member in self.members.values():
             state = member.state(now)
             if state in _WRONG and state != member.told:
-                self._event(now, state, member.name, member.groups, member.remark(now))
+                self._event(now, state, member.name, member.groups, member.note(now))
             elif state == "up" and member.told in _WRONG:
                 self._event(now, "recovered", member.name, member.groups)
             member.told = state
@@ -354,7 +354,7 @@ class Job:
             "pid": member.pid,
             "role": "member" if member.role() == LEADER and not leads else member.role(),
             "state": "idle" if is_idle else state,
-            "why": _IDLE if is_idle else member.remark(now),
+            "why": _IDLE if is_idle else member.note(now),
             "age": now - member.joined,
             "silent": None if member.reported is None else now - member.reported,
             "version": max(versions, default=None),

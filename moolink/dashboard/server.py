@@ -63,8 +63,8 @@ class Dashboard:
         loopback = is_loopback(host)
         if not loopback and key is None:
             raise ValueError(
-                f"{address} can be reached from other machines, and without a token anybody could "
-                "read the dashboard: serve it on 127.0.0.1, or give the broker a token"
+                f"{address} can be reached from other machines, and without a token any process "
+                "could read the dashboard: serve it on 127.0.0.1, or give the broker a token"
             )
         self.needs_key = not loopback
         self._access = Access(key if self.needs_key else None)

@@ -151,7 +151,7 @@ def main(
 
     `create_env` is there in a fork of the pool's process; other servers load it.
     """
-    # Ctrl-C is the pool's affair; it ends us in its own time.
+    # The pool handles Ctrl-C, and ends this process later.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (control, parent, *descriptors):
         os.set_inheritable(descriptor, False)

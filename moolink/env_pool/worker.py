@@ -155,7 +155,7 @@ class Worker:
             self._tell(results)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             environment = runner.environments[row]
-            environment.doing = "sending what environments gave"
+            environment.doing = "sending the environments' results"
             raise environment.failed(error) from error
         memory.board.count_message(self._index)
 

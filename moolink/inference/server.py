@@ -121,8 +121,7 @@ class InferenceServer(Closing):
         sources.add(self, rpc)
 
     def stats(self) -> InferenceServerStats:
-        """Returns what the model was run on, the clients that there are, and the newest weights'
-        version."""
+        """Returns counts of batches, requests and clients, and the newest weights' version."""
         with self._lock:
             self._forget_the_dead()
             return {

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 AllowPickle = bool | Literal["insecure"]
 
-_told: set[str] = set()  # who can run code here, as the log said
+_told: set[str] = set()  # the log has named them as able to run code here
 
 
 def check(allowed: AllowPickle, proof: Identity) -> None:
-    """Checks an Rpc's option ``allow_pickle``; tells in the log who can run code here,
-    once of holders of the token and once of everybody.
+    """Checks an Rpc's option ``allow_pickle``; names in the log those that can run code here,
+    once of holders of the token and once of all processes that reach this peer.
 
     Raises:
         ValueError: it is none of its values, or True at a peer that asks others for no token.
@@ -27,11 +27,11 @@ def check(allowed: AllowPickle, proof: Identity) -> None:
         return
     if allowed != "insecure" and not proof.keys:
         raise ValueError(
-            "allow_pickle=True needs a token: this peer is insecure, and anybody who reaches its "
-            'port could run code here. Use a token, or say allow_pickle="insecure" where you trust '
-            "everybody who reaches it"
+            "allow_pickle=True needs a token: this peer is insecure, and any process that reaches "
+            'its port could run code here. Use a token, or say allow_pickle="insecure" where you '
+            "trust every process that reaches it"
         )
-    _tell("whoever holds the token" if proof.keys else "anybody who reaches its port")
+    _tell("any holder of the token" if proof.keys else "any process that reaches its port")
 
 
 def _tell(who: str) -> None:

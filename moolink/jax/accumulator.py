@@ -307,7 +307,7 @@ class Accumulator(AccumulatorBase):
             if isinstance(leaf, jax.core.Tracer):
                 raise TypeError(
                     f"the gradient of {path} is traced: call reduce_gradients outside of jit, with "
-                    "what the compiled function returns"
+                    "the results of the compiled function"
                 )
             if not hasattr(leaf, "dtype") or _description(leaf, True) != parameter:
                 kind = arrays.described(leaf) if hasattr(leaf, "dtype") else type(leaf).__qualname__

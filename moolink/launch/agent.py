@@ -22,7 +22,7 @@ from moolink.launch.local_processes import LocalProcess, Machine, visible_gpus
 from moolink.launch.loop import READ, Loop, Outbox, Signals
 from moolink.launch.settings import write_token
 
-_MOST_PENDING = 1 << 20  # bytes; those who write more wait until the launcher has read them
+_MOST_PENDING = 1 << 20  # bytes; processes that write more wait until the launcher has read them
 _LOCK_TIMEOUT = 30.0  # seconds for the agent before this one to end its processes
 _LOCK_PAUSE = 0.1
 
@@ -100,7 +100,7 @@ class Agent:
         self._open.discard(number)
         self.tell("drained", number)
 
-    # What the launcher says.
+    # Messages of the launcher.
 
     def _read(self) -> None:
         try:

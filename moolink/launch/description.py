@@ -1,4 +1,4 @@
-"""The description of a job: its roles, and what all of them share."""
+"""The description of a job: its roles, and the options that all of them share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Role:
             with a user before it or not (``user@HOST``). Empty: on those given for the job.
 
     Raises:
-        ValueError: an argument is not what it must be. The message names the role and the key.
+        ValueError: an argument is invalid. The message names the role and the key.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Job:
     """Everything that a job is, wherever it runs.
 
     Args:
-        name: of letters, digits and ``-``; what the places that have names for jobs call it.
+        name: of letters, digits and ``-``; the job's name in places that have names for jobs.
         roles: at least one.
         group: name of the group; ``None``: one that no other job has.
         token_file: file of the job's token; ``None``: ``$MOOLINK_TOKEN_FILE``, or the user's own.
@@ -96,7 +96,7 @@ class Job:
         grace: seconds between SIGTERM and SIGKILL when the job is ended.
 
     Raises:
-        ValueError: an argument is not what it must be. The message names the key.
+        ValueError: an argument is invalid. The message names the key.
     """
 
     name: str

@@ -16,12 +16,12 @@ from moolink.launch.loop import Loop
 
 
 class JobError(Error):
-    """The job cannot run or go on; the text says why and what to do."""
+    """The job cannot run or go on; the text gives the cause and a remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a process runs.
+    """The program that a process runs.
 
     Attributes:
         command: the program and its arguments.
@@ -53,7 +53,7 @@ class Running(Protocol):
 
 
 class HostWatcher(Watcher, Protocol):
-    """What is told of a process that may be on another host."""
+    """The events of a process that may be on another host."""
 
     def started(self, pid: int) -> None:
         """It runs."""
@@ -69,7 +69,7 @@ class Host(abc.ABC):
     """A machine on which processes of the job run.
 
     Attributes:
-        label: what the user calls it; ``""``: this machine.
+        label: the user's name for it; ``""``: this machine.
         cores: how many may be shared out there.
         gpus: those there, as ``CUDA_VISIBLE_DEVICES`` names them.
         is_up: whether processes can be started there now.
@@ -88,7 +88,7 @@ class Host(abc.ABC):
 
     @abc.abstractmethod
     def note(self, notes: Mapping[str, str]) -> None:
-        """Tells it what jobs have finished: see moolink/accumulate/run_record.py."""
+        """Tells it which jobs have finished: see moolink/accumulate/run_record.py."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Host(abc.ABC):
     @property
     @abc.abstractmethod
     def notes(self) -> Mapping[str, str]:
-        """What jobs have finished, as far as it knows."""
+        """The jobs that have finished, as far as it knows."""
 
 
 class LocalHost(Host):

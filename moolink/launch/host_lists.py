@@ -35,7 +35,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_one(part: str) -> list[str]:
-    """Expands the first brackets, then what follows them."""
+    """Expands the first brackets, then the rest."""
     before, bracket, rest = part.partition("[")
     if not bracket:
         return [part]

@@ -23,14 +23,14 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SECRET = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _IMAGE = re.compile(r"[\w\[][\w.:/@\[\]-]*", re.ASCII)
-_LONGEST = 63 - len("-broker") - len("-4294967295-abcde")  # what is added to make the names of pods
+_LONGEST = 63 - len("-broker") - len("-4294967295-abcde")  # added to make the names of pods
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the description of a job does not say.
+    """The options that the description of a job does not have.
 
     Args:
         image: the container image of all pods: moolink and the programs of the roles.

@@ -40,7 +40,7 @@ def launch(
     SIGINT, SIGTERM and SIGHUP end it: processes get SIGTERM, and SIGKILL after ``job.grace``.
 
     Args:
-        job: what is run.
+        job: the job to run.
         hosts: each ``HOST`` or ``HOST:COUNT``, with a user before it if need be (``user@HOST``).
             None, and none in the job's roles: this machine.
         ssh: the command that is run for a host, with its options.
@@ -52,13 +52,13 @@ def launch(
         lost_after: a host that is not heard of for so many seconds is lost; it then ends its
             processes.
         cores: of this machine, shared out among the processes. Default: all that may be used.
-        program: what messages of the launcher begin with.
+        program: the prefix of the launcher's messages.
 
     Returns:
         The exit status: 0, or that of the process that ended the job (128 + n for signal n).
 
     Raises:
-        ValueError: the hosts are not what they must be.
+        ValueError: the hosts are invalid.
         moolink.AuthError: the token cannot be read or made.
     """
     if not lost_after >= 2 * HEARTBEAT:

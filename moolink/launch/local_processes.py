@@ -23,7 +23,7 @@ _DRAIN_TIME = 0.5  # seconds that output is still read after a process ended
 
 
 class Watcher(Protocol):
-    """What is told of a process, by the loop."""
+    """The events of a process, called by the loop."""
 
     def output(self, stream: str, data: bytes) -> None:
         """It wrote to "stdout" or "stderr"."""
@@ -131,7 +131,7 @@ class Machine:
         return process
 
     def pause(self, is_paused: bool) -> None:
-        """Reads no output, so that those who write much have to wait; or reads it again."""
+        """Reads no output, so that processes that write much have to wait; or reads it again."""
         if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
@@ -185,7 +185,7 @@ class Machine:
     def _ended(self, process: LocalProcess) -> None:
         self._loop.unwatch(process.pidfd)
         os.close(process.pidfd)
-        # Before the leader is reaped: until then nobody else can have its process group's number.
+        # Before the leader is reaped: until then no other group can have its number.
         _kill_group(process.pid)
         returncode = process.popen.wait()
         process.has_ended = True
@@ -216,7 +216,7 @@ class Machine:
         try:
             os.write(self._guard_pipe, os.fsencode(f"{line}\n"))
         except BrokenPipeError:
-            # Somebody killed the guard; PR_SET_PDEATHSIG still ends the peers with us.
+            # The guard was killed; PR_SET_PDEATHSIG still ends the peers with us.
             return
 
 

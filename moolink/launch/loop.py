@@ -30,7 +30,7 @@ class Timer:
 
 
 class Loop:
-    """Descriptors and timers with what is called for them."""
+    """Descriptors and timers with their callbacks."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -116,7 +116,7 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Handles a signal by nothing: the byte in the wake-up pipe is what counts."""
+    """Does nothing for a signal: only the byte in the wake-up pipe counts."""
 
 
 class Outbox:
@@ -134,7 +134,7 @@ class Outbox:
         return len(self._pending)
 
     def put(self, data: bytes) -> None:
-        """Appends; what is put after the other side has gone is dropped."""
+        """Appends; drops data that is put after the other side has gone."""
         if self._is_broken:
             return
         if not self._pending:
@@ -155,14 +155,14 @@ class Outbox:
             self._loop.unwatch(self._descriptor)
 
     def flush(self) -> None:
-        """Writes what the descriptor takes now."""
+        """Writes as much as the descriptor takes now."""
         before = -1
         while self._pending and len(self._pending) != before:
             before = len(self._pending)
             self._write()
 
     def stop(self) -> None:
-        """Drops what is pending and all that comes."""
+        """Drops all pending and later data."""
         self._is_broken = True
         self._pending.clear()
         self._loop.unwatch(self._descriptor)

@@ -84,7 +84,7 @@ class PrefixedStream:
             self.close()
 
     def close(self) -> None:
-        """Writes what the peer left unfinished as a line of its own."""
+        """Writes the peer's unfinished line as a line of its own."""
         pending, self._pending = self._pending, b""
         if pending:
             self._finish(pending)
@@ -99,5 +99,5 @@ class PrefixedStream:
 
 
 def _last_text(parts: list[bytes]) -> bytes:
-    """Returns what a terminal shows after `parts` overwrote each other: the last non-empty one."""
+    """Returns the text on a terminal after `parts` overwrote each other: the last non-empty one."""
     return next((part for part in reversed(parts) if part), b"")

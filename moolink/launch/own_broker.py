@@ -41,7 +41,7 @@ def start(address: str) -> None:
         child = subprocess.Popen(
             ends_with_parent([sys.executable, "-m", "moolink.broker", listened, *options]),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the process's own output is what the user reads
+            stdout=subprocess.DEVNULL,  # the user reads only the process's own output
             pass_fds=(write_fd,),
             # Ctrl-C goes to all processes of a terminal; the broker ends with this one, after it.
             process_group=0,

@@ -36,8 +36,9 @@ class Place:
         broker: ``"HOST:PORT"``, or ``None``: the process is alone.
         cores: how many this process may use.
         restarted: whether the process was started again after a failure or a preemption.
-        source: what started the process: ``"moolink"``, ``"torchrun"``, ``"mpirun"``, ``"slurm"``,
-            ``"jax"`` (the variables of ``jax.distributed``) or ``"alone"``.
+        source: the launcher that started the process: ``"moolink"``, ``"torchrun"``,
+            ``"mpirun"``, ``"slurm"``, ``"jax"`` (the variables of ``jax.distributed``) or
+            ``"alone"``.
         starts_broker: whether this process is the one that must start the broker:
             :meth:`start_broker` does.
     """
@@ -78,13 +79,13 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     Slurm, or of `jax.distributed`. Without any the process is alone: index 0 of 1. Where several
     have set theirs, that counts which was started last: torchrun in a step of Slurm, for example.
     ``MOOLINK_BROKER``, ``MOOLINK_GROUP``, ``MOOLINK_PEER_NAME`` and ``MOOLINK_CORES`` win over
-    what is derived.
+    the derived values.
 
     Args:
         environ: the variables; ``None``: the process's own.
 
     Raises:
-        ValueError: a variable is not what it must be. The message names it.
+        ValueError: a variable is invalid. The message names it.
         moolink.Error: the environment does not tell where the job's first process runs.
     """
     variables = _Variables(os.environ if environ is None else environ)

@@ -32,8 +32,8 @@ class Plan:
     """How a job is run.
 
     Attributes:
-        program: what messages begin with.
-        job: what is run.
+        program: the prefix of messages.
+        job: the job to run.
         group: name of its group.
         python: the interpreter of scripts and modules.
         seats: a place for each process.

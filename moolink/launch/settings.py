@@ -1,4 +1,4 @@
-"""What a launcher settles before it starts a job: the group's name, and where the token lies."""
+"""A launcher's settings before it starts a job: the group's name, and the token's path."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def token_path(job: Job) -> str | None:
 
 
 def local_security(job: Job) -> dict[str, str]:
-    """Says to the processes of this machine, in their environment, where the token lies."""
+    """Returns variables that give the processes of this machine the token's path."""
     return _variables(token_path(job))
 
 
 def write_token(text: str | None, folder: str) -> dict[str, str]:
-    """Writes a token that came from the launcher; says in variables where it lies."""
+    """Writes a token that came from the launcher; returns variables with its path."""
     if text is None:
         return _variables(None)
     path = os.path.join(folder, "token")

@@ -25,7 +25,7 @@ class Seat:
         index: in the role.
         host: on which it runs.
         cores: its share of them.
-        gpus: those it gets; ``None``: all that the host shows to everybody.
+        gpus: those it gets; ``None``: all that the host shows to every process.
     """
 
     role: Role
@@ -64,7 +64,7 @@ def parse_hosts(texts: Sequence[str], where: str) -> list[HostShare]:
 
 
 def seats_on(role: Role, shares: list[HostShare], hosts: dict[str, Host]) -> list[Seat]:
-    """Gives the role's processes seats on hosts, and takes these off what the hosts have left.
+    """Gives the role's processes seats on hosts, and takes these off the hosts' free seats.
 
     Raises:
         ValueError: the hosts do not take so many.
@@ -106,7 +106,7 @@ def seats_of(job: Job, given: Sequence[str], hosts: dict[str, Host]) -> list[Sea
 
 
 def share_out(seats: Sequence[Seat]) -> None:
-    """Gives the seats of each host its cores and GPUs, once it is known what the host has.
+    """Gives the seats of each host its cores and GPUs, once the host's are known.
 
     Raises:
         JobError: a host has not as many GPUs as its processes shall get.

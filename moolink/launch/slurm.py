@@ -33,7 +33,7 @@ _KILL_TIME = 10.0  # seconds for Slurm to end a process, before its srun is kill
 _NODE_TIME = 2.0  # seconds that output still comes from a node that has failed
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.+)?", re.DOTALL)
 _OURS = {"ntasks", "nodes", "job-name", "output", "error", "input", "label", "export"}
-# What srun and slurmstepd write when Slurm ends a process that the user has not cancelled.
+# Messages of srun and slurmstepd when Slurm ends a process that the user has not cancelled.
 # Their messages begin with their names; the process itself may write of such things, too.
 _THEIRS = rb"\b(?:srun|slurmstepd[^:\n]*): [^\n]*"
 _FAILURE = rb"[Nn]ode failure|NODE FAIL"
@@ -46,7 +46,7 @@ _LONGEST_WORDS = 200  # bytes of a message of theirs
 def options_of(texts: Sequence[str]) -> list[str]:
     """Returns options of srun from texts like ``partition=gpu,time=2:00:00``.
 
-    What has no ``=`` belongs to the value before it (``nodelist=a,b``), unless it comes first
+    Text without ``=`` belongs to the value before it (``nodelist=a,b``), unless it comes first
     (``exclusive,partition=gpu``).
 
     Raises:
@@ -129,14 +129,14 @@ class Submitter:
         try:
             os.write(self._guard.stdin.fileno(), f"{line}\n".encode())
         except BrokenPipeError:
-            return  # Somebody killed it: jobs then outlive a launcher that is killed, too.
+            return  # The guard was killed: jobs then outlive a launcher that is killed, too.
 
 
 class _Unwatched:
-    """For processes of which nobody wants to know."""
+    """A watcher of processes whose output and end do not matter."""
 
     def output(self, stream: str, data: bytes) -> None:
-        """Drops what scancel says: that there is no such job."""
+        """Drops the message of scancel that there is no such job."""
 
     def announced(self, text: str) -> None:
         """Does not come."""
@@ -190,12 +190,12 @@ class SlurmProcess:
 
     def ended(self, returncode: int) -> None:
         """Its srun ended, with its status."""
-        if returncode >= 0:  # else we killed srun, and the guard cancels what it has left
+        if returncode >= 0:  # else we killed srun, and the guard cancels its remaining jobs
             self._host.submitter.forget(self._name)
         self._returncode = returncode
 
     def drained(self) -> None:
-        """All that it wrote has come, and with it what Slurm has to say of its end."""
+        """All of its output has come, and with it Slurm's message about its end."""
         # Whatever srun's status: it is 0 if the node failed, or if the process left well.
         if (self._is_taken or self._returncode in _TOLD) and not self._is_ours:
             self._watcher.lost("Slurm preempted or cancelled it, or its node failed")
@@ -250,18 +250,18 @@ def launch(
     in a file system that all nodes have.
 
     Args:
-        job: what is run.
+        job: the job to run.
         options: texts like ``"partition=gpu,time=2:00:00"``: options of srun.
         listen: ``HOST:PORT`` on which the broker listens here, as the nodes reach it. Default: a
             free port of all interfaces, by this machine's name.
         python: the interpreter on the nodes. Default: the path of this one.
-        program: what messages of the launcher begin with.
+        program: the prefix of the launcher's messages.
 
     Returns:
         The exit status: 0, or that of the process that ended the job (128 + n for signal n).
 
     Raises:
-        ValueError: the options are not what they must be.
+        ValueError: the options are invalid.
         moolink.AuthError: the token cannot be read or made.
     """
     arguments = options_of(options)

@@ -22,9 +22,9 @@ from moolink.launch.output import PrefixedStream, Screen
 _SSH_TIMEOUT = 10  # seconds of ssh itself
 CONNECT_TIMEOUT = 45.0  # seconds; key exchange, login and imports included
 _PAUSES = (1.0, 2.0, 5.0)  # seconds before attempts to reach a lost host; the last one repeats
-_SHOWN = 5  # lines of what ssh said
+_SHOWN = 5  # lines of ssh's output
 _MOST_SAID = 65536  # bytes of it that are kept
-# What the agent's messages must have in them; the host may be a hostile one.
+# The fields that the agent's messages must have; the host may be hostile.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "up": {"cores": int, "gpus": list, "launcher": (str, NoneType), "host": (str, NoneType)},
     "started": {"number": int, "pid": int},
@@ -33,7 +33,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "ended": {"number": int, "code": int, "notes": dict},
 }
 
-# What ssh says, and what helps. The text is that of OpenSSH.
+# Messages of ssh, and remedies. The text is that of OpenSSH.
 _REMEDIES = {
     "cannot execute": "install an SSH client, or name it with --ssh",
     "Permission denied": "add your key to the authorized_keys there, or name another with --ssh "
@@ -95,7 +95,7 @@ class RemoteProcess:
 
 
 class _Connection:
-    """One run of ssh: hands what comes from it to the host."""
+    """One run of ssh: passes its output to the host."""
 
     def __init__(self, host: RemoteHost, screen: Screen) -> None:
         self._host = host
@@ -128,7 +128,7 @@ class _Connection:
         self._host.disconnected(self)
 
     def words(self) -> str:
-        """What was said before the host was up, for an error."""
+        """The output before the host was up, for an error."""
         lines = b"".join(self.said).decode(errors="replace").split("\n")
         lines += [line.decode(errors="replace") for line in self.frames.noise]
         return "; ".join([line.strip() for line in lines if line.strip()][-_SHOWN:])
@@ -139,13 +139,13 @@ class RemoteHost(Host):
 
     Args:
         loop: in which all of this happens.
-        screen: for what ssh says.
+        screen: for ssh's output.
         machine: which runs ssh.
         target: ``HOST`` or ``user@HOST``.
         options: how it is reached.
         begin: the first message to the agent: the job's id, token and grace.
         on_up: called each time it can be used.
-        on_notes: called with what jobs have finished.
+        on_notes: called with the jobs that have finished.
 
     Attributes:
         failure: why it could not be reached the first time; ``""`` before that is known.
@@ -186,7 +186,7 @@ class RemoteHost(Host):
     # The connection.
 
     def connect(self) -> None:
-        """Starts ssh; `on_up` or `failure` tells what came of it."""
+        """Starts ssh; `on_up` or `failure` reports the result."""
         connection = _Connection(self, self._screen)
         directory, python = map(_quoted, (self._options.directory, self._options.python))
         command = [
@@ -210,20 +210,20 @@ class RemoteHost(Host):
         connection.outbox = Outbox(self._loop, process.popen.stdin.fileno(), lambda: None)
 
     def received(self, connection: _Connection, data: bytes) -> None:
-        """Takes what the agent wrote."""
+        """Takes the agent's output."""
         if connection is not self._connection:
             return
         self._heard_at = time.monotonic()
         try:
             for item in connection.frames.feed(data):
                 if connection is not self._connection:
-                    return  # what came before has ended it
+                    return  # an earlier message has ended it
                 if isinstance(item, tuple):
                     number, stream, written = item
                     self._processes[number].watcher.output(stream, written)
                 else:
                     self._take(connection, item)
-            # Not before: what answers may be no agent, and show the token to others.
+            # Not before: another program may answer, and show the token to others.
             if connection.frames.is_greeted and not connection.has_begun:
                 connection.has_begun = True
                 self.send(do="begin", **self._begin)

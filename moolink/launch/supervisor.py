@@ -63,7 +63,7 @@ class Process:
                 return lines[index:]
         return lines[-_LAST_WORDS:]
 
-    # What its host tells.
+    # Events from its host.
 
     def started(self, pid: int) -> None:
         """It runs."""
@@ -310,7 +310,7 @@ class Supervisor:
     # Hosts that are lost and come back.
 
     def host_is_back(self, host: Host) -> None:
-        """Starts again what ran on a host that was lost."""
+        """Starts the processes of a lost host again."""
         if self._is_stopping:
             return
         for other in self._plan.hosts:
@@ -385,7 +385,7 @@ class Supervisor:
                     host.close()  # it may not be reached, and ends its processes by itself
 
     def _end_everything(self) -> None:
-        """Ends what still runs, the broker last: peers may say farewell to it."""
+        """Ends the processes that still run, the broker last: peers may still send it LEAVE."""
         self._stop()
         while self._peers:
             self._loop.turn()

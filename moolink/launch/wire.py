@@ -1,4 +1,4 @@
-"""What a launcher and the agent on a host say to one another, over the agent's stdin and stdout.
+"""Messages between a launcher and the agent on a host, over the agent's stdin and stdout.
 
 The launcher writes one JSON object a line. The agent writes a line that says what it is, and then
 frames: a kind, the number of a process, a length, and so many bytes. These are what a process
@@ -39,12 +39,12 @@ def control(**message: Any) -> bytes:
 
 
 def output(number: int, stream: str, data: bytes) -> bytes:
-    """What a process wrote."""
+    """Output of a process."""
     return _HEADER.pack(_STREAMS[stream], number, len(data)) + data
 
 
 class Lines:
-    """Cuts what the launcher writes into messages."""
+    """Cuts the launcher's output into messages."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -59,7 +59,7 @@ class Lines:
 
 
 class Frames:
-    """Cuts what the agent writes into what processes wrote, and messages."""
+    """Cuts the agent's output into output of processes, and messages."""
 
     def __init__(self) -> None:
         self._pending = bytearray()

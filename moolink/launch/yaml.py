@@ -10,7 +10,7 @@ from typing import Any
 # Text that every YAML reader takes for text without quotes; the rest is quoted as in JSON.
 _PLAIN = re.compile(r"[A-Za-z/_][A-Za-z0-9/_.-]*( [A-Za-z0-9/_.-]+)*")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-# What YAML 1.1 does not read as text.
+# Words that YAML 1.1 does not read as text.
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 

@@ -49,13 +49,13 @@ def command(function: Callable[..., object], *arguments: object) -> list[str]:
     if len(made[-1]) > _LONGEST_CALL:
         raise ValueError(
             f"the function and its arguments have {len(made[-1])} bytes, more than "
-            f"{_LONGEST_CALL}: let the function read what is large from a file, or from ray.get"
+            f"{_LONGEST_CALL}: let the function read large data from a file, or from ray.get"
         )
     return made
 
 
 class Inbox:
-    """What other threads tell the loop."""
+    """Messages of other threads to the loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]
@@ -128,7 +128,7 @@ class RayProcess:
         threading.Thread(target=self._follow, args=(self._actor,), daemon=True).start()
 
     def _follow(self, actor: Any) -> None:
-        """A thread: waits for what the actor tells."""
+        """A thread: waits for the actor's messages."""
         put = self._host.inbox.put
         while True:
             try:
@@ -239,14 +239,14 @@ def launch(
     The broker runs beside the caller. Each node gets the job's token from the caller, through Ray.
 
     Args:
-        job: what is run.
+        job: the job to run.
         strategy: of the placement group.
         start_timeout: seconds for the cluster to have a place for the placement group.
         listen: ``HOST:PORT`` on which the broker listens. Default: a free port of this node's
             address.
         python: the interpreter on the nodes. Default: the path of this one.
         directory: working directory, on nodes that have it. Default: this process's.
-        program: what messages of the launcher begin with.
+        program: the prefix of the launcher's messages.
 
     Returns:
         The exit status: 0, or that of the process that ended the job (128 + n for signal n).

@@ -21,7 +21,7 @@ class Runner:
     """Runs a process as soon as it is made, and ends with it; Ray makes it an actor.
 
     Args:
-        task: what is run.
+        task: the task to run.
         token: the text of the job's token, or ``None``.
         directory: the process's working directory, if the node has it.
     """
@@ -66,7 +66,7 @@ class Runner:
         else:
             self._events.put(("ended", self._returncode))
 
-    # What the machine tells of the process.
+    # Events of the process.
 
     def output(self, stream: str, data: bytes) -> None:
         """It wrote something."""

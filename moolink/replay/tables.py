@@ -1,4 +1,4 @@
-"""The tables of a replay, with the layouts and patterns of what they hold."""
+"""The tables of a replay, with the layouts and patterns of their items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Stop = Callable[[], bool]
 
 
 class Tables:
-    """What a replay shares with its writers, servers and checkpoints."""
+    """The state that a replay shares with its writers, servers and checkpoints."""
 
     def __init__(self, options: Sequence[Table], seed: int | None, directory: str | None) -> None:
         self.core = ReplayCore(directory)

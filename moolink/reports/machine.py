@@ -1,4 +1,4 @@
-"""What `moolink doctor` and tests ask the core about this machine. Not for users."""
+"""The core's facts about this machine, for `moolink doctor` and tests. Not for users."""
 
 from __future__ import annotations
 

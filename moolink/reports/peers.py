@@ -1,4 +1,4 @@
-"""What peers report: `Rpc.stats`, `Rpc.peers` and `Rpc.explain`."""
+"""Types of the reports of peers: `Rpc.stats`, `Rpc.peers` and `Rpc.explain`."""
 
 from __future__ import annotations
 

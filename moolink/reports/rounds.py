@@ -1,4 +1,4 @@
-"""What accumulators report: `Accumulator.get_gradient_stats`."""
+"""Types of the reports of accumulators: `Accumulator.get_gradient_stats`."""
 
 from __future__ import annotations
 

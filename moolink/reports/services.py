@@ -1,4 +1,4 @@
-"""What `stats()` of replays, weights, trajectories and inference servers returns."""
+"""Types that `stats()` of replays, weights, trajectories and inference servers returns."""
 
 from __future__ import annotations
 

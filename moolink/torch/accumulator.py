@@ -82,7 +82,7 @@ class Accumulator(AccumulatorBase):
 
     While :meth:`has_gradients` is true, ``.grad`` of each parameter is the round's mean, where
     parameters lie in host memory without gaps without another copy; afterwards it is the tensor
-    that it was before, zeroed, or with ``gradient_as_bucket_view`` what it was before.
+    that it was before, zeroed, or with ``gradient_as_bucket_view`` its earlier values.
 
     Raises:
         TypeError: a parameter or buffer is not a tensor, or not a dense one.

@@ -86,7 +86,7 @@ class ShardedSubscriber(Following):
             return self._weights
 
     def stats(self) -> ShardedSubscriberStats:
-        """Returns the current version, what has arrived, and why the subscriber waits."""
+        """Returns the current version, counts of received data, and why the subscriber waits."""
         with self._changed:
             return {
                 "version": self._current(),

@@ -76,7 +76,7 @@ class Subscriber(Following):
         return None if copy is None else copy.weights(self._arrays)
 
     def stats(self) -> SubscriberStats:
-        """Returns the current version, what has arrived, and why the subscriber waits."""
+        """Returns the current version, counts of received data, and why the subscriber waits."""
         with self._changed:
             return {
                 "version": self._current(),

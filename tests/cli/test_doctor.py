@@ -120,7 +120,7 @@ def test_a_firewall_that_drops_is_told_from_a_port_without_a_listener(monkeypatc
         raise TimeoutError
 
     monkeypatch.setattr(reach.socket, "create_connection", drop)
-    assert "a firewall drops what is sent to port 4431" in reach.obstacle("h:4431", None)
+    assert "a firewall drops packets sent to port 4431" in reach.obstacle("h:4431", None)
 
 
 def test_another_token_is_the_reason(tmp_path):

@@ -156,7 +156,7 @@ def test_elsewhere_it_asks_for_its_key() -> None:
 
 def test_without_a_token_it_is_for_this_machine_only() -> None:
     with moolink.Broker(first=True) as broker:
-        with pytest.raises(ValueError, match="without a token anybody could read"):
+        with pytest.raises(ValueError, match="without a token any process could read"):
             Dashboard(broker, "0.0.0.0:0", None)
         with pytest.raises(ValueError, match="HOST:PORT"):
             Dashboard(broker, "localhost", None)

@@ -47,7 +47,7 @@ def test_a_broker_that_goes(caplog: pytest.LogCaptureFixture) -> None:
         with moolink.Group(rpc, "g") as group:
             until(lambda: group.update() or group.active(), "a view")
             broker.close()
-            says(caplog, group.update, "without its broker", "nobody can join")
+            says(caplog, group.update, "without its broker", "no peer can join")
 
 
 def test_accumulators_of_different_names(

@@ -28,7 +28,7 @@ class Awaitable {
   Context& context() { return *context_; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if no other thread does; false if the deadline passed.
-  // Throws what `interrupt` throws.
+  // Throws the exceptions of `interrupt`.
   bool wait(Time deadline, const Engine::Interrupt& interrupt) {
     if (ready()) return true;
     Engine::Lock lock = context_->lock();

@@ -97,7 +97,7 @@ bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
   return true;
 }
 
-// What the thread waits for, and the state of that.
+// The event that the thread waits for, and its state.
 std::string Context::explain(const Waiter& waiter, Time now) const {
   if (waiter.explain) return waiter.explain(now);
   const std::string subject =
@@ -179,8 +179,8 @@ void Context::after_fork_in_child() noexcept {
     workers_.abandon();
     dump_server_.abandon();
     for (Forkable* forkable : forkables_) forkable->abandon();
-    // Kept for ever: destroying what the parent's threads hold or wait on would hang or end this
-    // process. (An object that a thread of the parent was destroying stays as it is.)
+    // Kept for ever: destroying objects that the parent's threads hold or wait on would hang or end
+    // this process. (An object that a thread of the parent was destroying stays as it is.)
     new std::shared_ptr<Context>(weak_from_this().lock());
   }
   engine_.after_fork();

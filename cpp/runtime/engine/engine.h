@@ -37,12 +37,12 @@ struct Waiter {
   std::condition_variable_any changed;
   bool done = false;
   bool blocked = false;  // in `changed`; else it is polling, or about to look
-  // For people: what the thread waits for, with its number if it has one.
+  // For people: the object that the thread waits for, with its number if it has one.
   const char* what = "something";
   std::uint64_t id = 0;
   Time since{};
   int thread = 0;
-  // A better text than `what`, if any: what the thread waits for, and what to do; empty: nothing.
+  // A better text than `what`, if any: the cause of the wait, and a remedy; empty: none.
   // Called with the lock held.
   std::function<std::string(Time)> explain;
 };

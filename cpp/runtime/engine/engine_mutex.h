@@ -21,7 +21,7 @@ class EngineMutex {
     passed_.fetch_add(1);
     if (!giving_way_.load()) return;
     {
-      const std::lock_guard guard(somebody_);
+      const std::lock_guard guard(passed_by_mutex_);
     }  // it sleeps, or has not looked yet
     passed_by_.notify_one();
   }
@@ -38,7 +38,7 @@ class EngineMutex {
     giving_way_.store(true);
     mutex_.unlock();
     {
-      std::unique_lock guard(somebody_);
+      std::unique_lock guard(passed_by_mutex_);
       passed_by_.wait_for(guard, kLongestWay, [&] { return passed_.load() != seen; });
     }
     giving_way_.store(false);
@@ -53,7 +53,7 @@ class EngineMutex {
   std::atomic<std::uint32_t> waiting_{0};
   std::atomic<std::uint32_t> passed_{0};  // threads that had to wait and got it
   std::atomic<bool> giving_way_{false};   // only the polling thread gives way
-  std::mutex somebody_;                   // of passed_by_
+  std::mutex passed_by_mutex_;            // of passed_by_
   std::condition_variable passed_by_;
 };
 

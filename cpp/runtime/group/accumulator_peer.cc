@@ -138,7 +138,7 @@ Time AccumulatorPeer::from_user(Event&& event) {
   return now;
 }
 
-// --- what the user sees
+// --- the user's view
 
 void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
@@ -282,7 +282,7 @@ AccumulatorPeer::Activity AccumulatorPeer::activity() {
   return {waiters_.empty() ? now - called_at_ : Duration{}, now - moved_at_, explain(now)};
 }
 
-// --- what the user does
+// --- the user's actions
 
 void AccumulatorPeer::set_model_version(std::uint64_t version) {
   const Engine::Lock lock = lock_open();

@@ -19,7 +19,7 @@
 namespace moolink::runtime {
 
 // One accumulator on a peer: carries out the actions of its machine, runs its reductions, and keeps
-// what the user sees constant between two calls of update(). Buckets and results are flat bytes.
+// the user's view constant between two calls of update(). Buckets and results are flat bytes.
 class AccumulatorPeer final : public Driven, private ViewObserver {
  public:
   struct Options {
@@ -55,7 +55,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // How update() handles parameters that differ from the leader's: throws, once; logs a line; or
   // logs a line and makes the differing peer a newcomer.
   enum class OnDivergence : std::uint8_t { raise, warn, resync };
-  // Takes over what has happened. Throws the error that keeps this peer out of the group,
+  // Takes over the events so far. Throws the error that keeps this peer out of the group,
   // permanently or until its broker has the same key.
   void update(OnDivergence on_divergence);
   // Waits until update() may have something new; false: nothing before the deadline.

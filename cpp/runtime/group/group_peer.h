@@ -32,7 +32,7 @@ class ViewObserver {
   virtual void refused() = 0;
 };
 
-// One group on a peer: membership and operations. Only update() changes what the user sees.
+// One group on a peer: membership and operations. Only update() changes the user's view.
 class GroupPeer final : public Driven, private PeerObserver {
  public:
   // Runs the user's operation over the members' values in rank order, on a worker.
@@ -56,7 +56,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void set_timeout(Duration evict_after);
   void set_sort_order(std::int64_t sort);
   void set_broker_name(const std::string& name);
-  // `output` is where this member's result goes, and is what the future holds; with `lent` the
+  // `output` is the place of this member's result, and the future holds it; with `lent` the
   // input is used until the future is done, else the operation owns it. `epoch`: the low bits of
   // the epoch that update() must have shown last, or 0. Throws Exception{closed} while this peer is
   // in no view, Exception{group_changed} if the view is not the one that the user knows,

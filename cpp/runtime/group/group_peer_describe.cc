@@ -1,4 +1,4 @@
-// What a group tells of itself: to its user, to the log, and in a dump.
+// A group's texts about itself: for its user, for the log, and in a dump.
 
 #include "base/format.h"
 #include "io/loop.h"
@@ -17,7 +17,7 @@ std::string GroupPeer::explain(Time now) const {
   if (broker_) return waiting;
   if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
   return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view().epoch) +
-         " without its broker: nobody can join, and the death of a member would stop it" +
+         " without its broker: no peer can join, and the death of a member would stop it" +
          how_to_reach_the_broker(now);
 }
 
@@ -63,7 +63,8 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
     text += who + ", operation '" + running.operation + "' waits for:";
     const std::vector<std::string> names = runner_->waiting_for(op);
     for (const std::string& name : names) text += " '" + name + "'";
-    text += (names.empty() ? " nobody, " : ", ") + in_seconds(running.deadline - now) + " left\n";
+    text +=
+        (names.empty() ? " no member, " : ", ") + in_seconds(running.deadline - now) + " left\n";
   }
 }
 

@@ -138,7 +138,7 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
   const Error error{.code = ErrorCode::timeout,
                     .message = "operation '" + running.operation + "' of group '" + name_ +
                                "' did not end in time; " + rpc_->node().name() + " waits for:" +
-                               (waiting.empty() ? " nobody" : waiting) + begun_elsewhere(),
+                               (waiting.empty() ? " no member" : waiting) + begun_elsewhere(),
                     .function = name_,
                     .ran = Ran::maybe};
   running.deadline = kNever;

@@ -29,7 +29,7 @@ struct ProgramReduction {
 
 // Starts one operation for the operands of each dtype, in the order in which dtypes first occur,
 // and waits for all. No reference to the program's memory is left when this returns or throws.
-// Throws Exception, and what `interrupt` throws.
+// Throws Exception, and the exceptions of `interrupt`.
 void reduce_for_program(GroupPeer& group, const ProgramReduction& reduction,
                         std::span<const ProgramOperand> operands,
                         const Engine::Interrupt& interrupt);

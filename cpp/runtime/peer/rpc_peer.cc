@@ -411,7 +411,7 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
   if (--stats_.calls_running == idle_at_ && idle_ != nullptr) context_->engine().finish(*idle_);
 }
 
-// --- what is going on
+// --- statistics
 
 RpcStats RpcPeer::stats() {
   const Engine::Lock lock = context_->lock();

@@ -33,7 +33,7 @@ struct RpcOptions {
   std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
   Limits limits;
   session::Timing timing;
-  crypto::Keyring keyring;  // its own proof, and what it requires of others; empty: insecure
+  crypto::Keyring keyring;  // the keys that it shows and accepts; empty: insecure
   std::string key_origin;   // where the keys are from, for the user
 };
 

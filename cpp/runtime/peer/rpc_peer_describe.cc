@@ -55,7 +55,7 @@ void RpcPeer::describe_peers(Time now, std::string& text) const {
     const rpc::Explanation absent = node_.explain(now, name);
     text += "  peer '" + name + "' is searched: " + absent.reason + "; asked:";
     for (const std::string& asked : absent.asked) text += " '" + asked + "'";
-    text += absent.asked.empty() ? " nobody\n" : "\n";
+    text += absent.asked.empty() ? " no peer\n" : "\n";
   }
 }
 

@@ -132,7 +132,7 @@ void RpcPeer::wait_until_delivered(Engine::Lock& lock, const std::function<bool(
   const Time deadline = io::now() + kDeliver;
   for (Time now = io::now(); now < deadline && !delivered(); now = io::now()) {
     Waiter moment;  // no event tells when the last peer has taken the data in a shared segment
-    moment.what = "close(): what is on its way to other members";
+    moment.what = "close(): data on its way to other members";
     context_->wait(lock, moment, now + milliseconds(1), {});
   }
 }

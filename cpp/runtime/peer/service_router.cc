@@ -24,7 +24,7 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
     case rpc::Service::directory:
       break;
   }
-  throw Exception(ErrorCode::wire, "a service message for nobody");
+  throw Exception(ErrorCode::wire, "a service message that no service handles");
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
     const auto [scope, named] = scope_of(service, payload);
     const auto route = routes_.find({service, scope});
     // A message for a group or an accumulator that this process has closed, or not made yet: its
-    // sender repeats what matters (FLUSH), or learns the new view.
+    // sender repeats important messages (FLUSH), or learns the new view.
     if (route == routes_.end()) return;
     const Destination& to = route->second;
     if (peer_.node().may_concern(from, to.group == kAnyGroup ? named : to.group)) {

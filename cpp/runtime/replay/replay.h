@@ -29,7 +29,7 @@ class Replay final : public AtFork {
   // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing, or,
   // as at the deadline, by returning true.
   using Interrupt = std::function<bool()>;
-  // Wraps a thread's wait: it releases what others need.
+  // Wraps a thread's wait: it releases locks that others need.
   using Waiting = std::function<void(const std::function<void()>& wait)>;
 
   // A sample and its place: its rows are retained until it is copied.

@@ -1,4 +1,4 @@
-"""Errors about arguments: moolib raises RuntimeError for all of them, moolink what Python does."""
+"""Errors about arguments: moolib raises RuntimeError for all, moolink the same as Python."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Future(abc.ABC):
 
     @abc.abstractmethod
     def result(self, timeout: float | None = None) -> Any:
-        """Waits and returns the result, or raises what went wrong."""
+        """Waits and returns the result, or raises the error."""
 
     @abc.abstractmethod
     def wait(self, timeout: float | None = None) -> bool:
@@ -50,7 +50,7 @@ class Future(abc.ABC):
 
     @abc.abstractmethod
     def exception(self) -> BaseException | None:
-        """What went wrong, or None."""
+        """The error, or None."""
 
     @abc.abstractmethod
     def cancel(self) -> bool:
@@ -61,7 +61,7 @@ Future.register(_core.Future)
 
 
 class Met:
-    """What an Rpc knows of the functions of its peers."""
+    """The functions of its peers that an Rpc knows."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
@@ -77,7 +77,7 @@ class Met:
             now = time.monotonic()
             return now < self._since.setdefault(peer, now) + GRACE
         if isinstance(error, PeerLost | TimeoutError):
-            self._since.pop(peer, None)  # Whoever has this name next is met anew.
+            self._since.pop(peer, None)  # The next peer of this name is met anew.
         elif error is None or isinstance(error, RemoteError):  # Others say nothing of the peer's.
             self._known.add((peer, function))
         return False
@@ -106,7 +106,7 @@ class EarlyCall(Future):
         self._call.add_done_callback(self._look)
 
     def _forked(self) -> None:
-        """In a child nothing ends a call: it has what the call itself has to say."""
+        """In a child nothing ends a call: it has the error of the call itself."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()

@@ -113,7 +113,7 @@ function modelView(model) {
   const box = make("div", "model");
   box.append(make("h3", "", model.name));
   const facts = make("div", "dim");
-  facts.textContent = `version ${model.version}, led by ${model.leader || "nobody yet"}`;
+  facts.textContent = `version ${model.version}, led by ${model.leader || "no member yet"}`;
   if (model.rounds.length) facts.textContent += `, last round ${duration(Math.max(0, job.time - model.rounds[model.rounds.length - 1].time))} ago`;
   box.append(facts);
   if (model.rounds.length) {
@@ -164,7 +164,7 @@ function groupView(group) {
 const COLUMNS = [
   ["name", "Name", (m) => m.name],
   ["state", "State", (m) => m.state],
-  ["why", "Remarks", (m) => m.why || Object.entries(m.own).map(([n, v]) => `${n} ${number(v)}`).join(", ")],
+  ["why", "Notes", (m) => m.why || Object.entries(m.own).map(([n, v]) => `${n} ${number(v)}`).join(", ")],
   ["role", "Role", (m) => m.role],
   ["groups", "Groups", (m) => m.groups.join(", ")],
   ["host", "Host", (m) => m.host + (m.pid ? ":" + m.pid : "")],

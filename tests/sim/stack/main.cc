@@ -37,18 +37,18 @@ const std::vector<std::string> kMutants = {
     "run_expired_call",
     "send_again_after_loss",
     "no_redial",
-    "services_by_name",
-    "undelivered_in_silence",
+    "services_by_name",        // a successor gets the message: node_test.cc catches it
+    "undelivered_in_silence",  // only here: drops a message without Undelivered
     // group
     "broker_reuses_epoch",
     "broker_forgets_on_restart_issues_low_epoch",
     "evict_frozen_early",
     "member_accepts_lower_epoch",
     "lost_sessions_are_not_told",
-    "blame_others_for_own_silence",
-    "excuse_again_and_again",
+    "blame_others_for_own_silence",  // only here: a cut-off broker judges
+    "excuse_again_and_again",        // only here: each outage excuses the dead anew
     // accumulate
-    "demote_whom_it_lost",
+    "demote_whom_it_lost",  // only here: no exemption for lost sessions
     "offer_twice_after_flush",
     "drop_reoffer",
     "deliver_out_of_order",
