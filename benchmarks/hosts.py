@@ -8,6 +8,10 @@ bytes which every host must send at least, 2 (n - 1) / n of the payload, at the 
 headers. The bare sockets send as much in both directions at once, and gloo reduces as much with as
 many ranks on each host; their trials alternate with moolink's. An operation's time is its slowest
 member's, from a common start, with ordinary numpy arrays.
+
+The bars are of float32 without compression. Two hosts of two members take at most half of gloo's
+time for 1 MB and more, and with a rate at most 1.2 of the link's; four hosts of one member take at
+most half of gloo's time for up to 4 KB.
 """
 
 from __future__ import annotations
@@ -48,8 +52,11 @@ print(time.monotonic() - begin)
 """
 
 
+LINK_BAR = 1.2
+GLOO_BAR = 0.5
+KB = 1 / 1024  # in MB
 TEXT = (
-    "{hosts} hosts x {members}, {megabytes:g} MB, {compress}: link {link_ms:.1f} ms, sockets "
+    "{hosts} hosts x {members}, {size}, {compress}: link {link_ms:.1f} ms, sockets "
     "{sockets_ms:.1f} ms, moolink {moolink_ms:.1f} ms (best {moolink_best_ms:.1f}), "
     "{of_the_link:.2f} x the link's, CPU {cpu_ms:.0f} ms, gloo {gloo_ms:.1f} ms, CPU "
     "{gloo_cpu_ms:.0f} ms, {of_gloo:.2f} x gloo's"
@@ -92,13 +99,20 @@ def main() -> None:
     parser.add_argument(
         "--rate", type=float, default=1000, help="of each link, Mbit/s; 0: no limit"
     )
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[0.004, 1, 16, 64])
+    parser.add_argument(
+        "--megabytes",
+        type=float,
+        nargs="+",
+        help="default: 4 KB, 1, 16 and 64 MB; with one member of each host also 1 KB",
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compress", nargs="*", default=["none"], help="none, bf16, int8")
     parser.add_argument("--gloo", action="store_true", help="torch.distributed's gloo, too")
     parser.add_argument("--trials", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     args = parser.parse_args()
+    if args.megabytes is None:
+        args.megabytes = [*([KB] if args.members == 1 else []), 4 * KB, 1, 16, 64]
     if reason := why_not():
         raise SystemExit(reason)
     os.environ["MOOLINK_INSECURE"] = "1"  # neither the bare sockets nor gloo encrypt
@@ -146,6 +160,7 @@ def measure(
             "hosts": args.hosts,
             "members": args.members,
             "megabytes": megabytes,
+            "size": f"{megabytes:g} MB" if megabytes >= 1 else f"{1024 * megabytes:.4g} KB",
             "compress": how,
             "link_ms": 1e3 * link,
             "sockets_ms": 1e3 * statistics.median(sockets[1:]),
@@ -157,7 +172,25 @@ def measure(
             "gloo_cpu_ms": median(gloo, "cpu"),
             "of_gloo": wall / median(gloo, "wall"),
         }
-        print(json.dumps(row) if args.json else TEXT.format(**row), flush=True)
+        verdicts = [] if args.dtype != "float32" or how != "none" else verdicts_of(row)
+        text = "\n".join([TEXT.format(**row), *verdicts])
+        print(json.dumps(row) if args.json else text, flush=True)
+
+
+def verdicts_of(row: dict[str, Any]) -> list[str]:
+    """A line for each bar of this size and number of hosts that the run has figures for."""
+    place, megabytes = (row["hosts"], row["members"]), row["megabytes"]
+    bars = []
+    if place == (2, 2) and megabytes >= 1:
+        bars = [("the link's", row["of_the_link"], LINK_BAR), ("gloo's", row["of_gloo"], GLOO_BAR)]
+    elif place == (4, 1) and megabytes <= 0.004:
+        bars = [("gloo's", row["of_gloo"], GLOO_BAR)]
+    return [
+        f"bar: {row['size']}: {quotient:.2f} of {whose} time, at most {bar}: "
+        + ("met" if quotient <= bar else "MISSED")
+        for whose, quotient, bar in bars
+        if not math.isnan(quotient)
+    ]
 
 
 if __name__ == "__main__":

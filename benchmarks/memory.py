@@ -4,6 +4,8 @@ Each peer is a process of this host. The benchmark reads its memory 20 times a s
 resident pages (RSS: a page that both peers map counts twice) and once with each page divided by the
 number of processes that map it (PSS). The start is the time before round 6: one peer trains alone,
 needs a bucket for each of the two contributions to a round, and copies its model for the other.
+The bar is of each process and of the whole run: at most 1.2 models (PSS) beside parameters and
+gradients.
 
     python benchmarks/memory.py --megabytes 1024 --views
 """
@@ -23,6 +25,7 @@ import moolink.torch
 
 PARAMETERS = 8
 START_ROUNDS = 6
+BAR = 1.2  # models, beside parameters and gradients
 
 
 def peer(args: argparse.Namespace) -> None:
@@ -30,6 +33,8 @@ def peer(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     count = args.megabytes * (1 << 20) // (4 * PARAMETERS)
     leaves = [torch.ones(count, requires_grad=True) for _ in range(PARAMETERS)]
+    # Imports much, which is not the model's.
+    optimizer = torch.optim.SGD(leaves, lr=1e-3, foreach=False)
     print("ready", flush=True)
     sys.stdin.readline()
     with moolink.Rpc() as rpc, moolink.Group(rpc, "memory") as group:
@@ -38,7 +43,6 @@ def peer(args: argparse.Namespace) -> None:
             "model", leaves, group=group, gradient_as_bucket_view=args.views
         )
         accumulator.set_virtual_batch_size(2)
-        optimizer = torch.optim.SGD(leaves, lr=1e-3, foreach=False)
         settled = False
         for step in accumulator.steps(optimizer, until=lambda t: t.get("turns", 0) >= args.rounds):
             for leaf in leaves:
@@ -77,18 +81,39 @@ def main() -> None:
             time.sleep(0.05)
         settled = [float(child.communicate(timeout=60)[0].split()[-1]) for child in peers]
     for at, seen in enumerate(samples):
-        for name, those in (
-            ("start", [s for s in seen if s[0] < settled[at]]),
-            ("rounds", [s for s in seen if s[0] >= settled[at]]),
-        ):
-            rss, pss = (
-                (max(s[which + 1] for s in those) - before[at][which]) / (args.megabytes << 20) - 1
-                for which in (0, 1)
-            )
-            print(
-                f"peer {at}, {name}: without parameters and gradients "
-                f"RSS {rss:.2f}, PSS {pss:.2f} models"
-            )
+        report(at, seen, before[at], settled[at], args.megabytes << 20)
+
+
+def report(
+    peer: int,
+    seen: list[tuple[float, int, int]],
+    before: tuple[int, int],
+    settled: float,
+    model: int,
+) -> None:
+    """Prints one peer's peaks and its verdict.
+
+    Args:
+        seen: times with RSS and PSS, bytes.
+        before: RSS and PSS with the parameters alone.
+        settled: the end of the start, a time.
+        model: bytes of the parameters.
+    """
+    peak = 0.0
+    for name, samples in (
+        ("start", [s for s in seen if s[0] < settled]),
+        ("rounds", [s for s in seen if s[0] >= settled]),
+    ):
+        rss, pss = (
+            (max(s[which + 1] for s in samples) - before[which]) / model - 1 for which in (0, 1)
+        )
+        peak = max(peak, pss)
+        print(
+            f"peer {peer}, {name}: without parameters and gradients "
+            f"RSS {rss:.2f}, PSS {pss:.2f} models"
+        )
+    verdict = "met" if peak <= BAR else "MISSED"
+    print(f"bar: peer {peer}: PSS {peak:.2f} models at its peak, at most {BAR}: {verdict}")
 
 
 if __name__ == "__main__":

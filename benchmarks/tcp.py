@@ -1,4 +1,4 @@
-"""TCP over loopback, not encrypted: moolink beside pyzmq and a bare socket loop in C.
+"""TCP over loopback: moolink without encryption and in TLS, beside plain pyzmq and sockets in C.
 
 They take turns in one run.
 
@@ -8,7 +8,8 @@ One way: an array of so many bytes is sent and answered with a few, GB/s; the so
 same with one buffer at each side. Small calls: an echo of an int, alone, 64 and 1,000 in flight,
 and from another thread while a call with a large array is on its way there, or a reply with one on
 its way back. Each figure is the median over the rounds, in each of which every peer gets its turn;
-the quotients are medians of the quotients of each round.
+the quotients are medians of the quotients of each round. The bar is of moolink in TLS: one way 0.8
+of pyzmq, which does not encrypt.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import moolink
+from moolink import _core
 
 PAUSE = 0.001  # seconds between two small calls beside a large one
 SIZES = {"1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
+TLS_BAR = 0.8  # of pyzmq, one way
 
 # argv: bytes of a message, seconds. Prints bytes a second, CPU seconds of both processes a byte.
 BARE_LOOP = r"""
@@ -152,10 +156,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class MoolinkClient:
-    def __init__(self, address: str) -> None:
-        self.rpc = moolink.Rpc(transports=["tcp"], insecure=True)
+    def __init__(self, address: str, insecure: bool = True) -> None:
+        self.rpc = moolink.Rpc(transports=["tcp"], insecure=insecure)
         self.rpc.connect(address)
         self.rpc.sync("server", "cpu", None)
+        cipher = self.rpc.explain("server")["cipher"]
+        assert (cipher is None) == insecure, cipher
 
     def call(self, function: str, value: Any) -> Any:
         return self.rpc.sync("server", function, value)
@@ -173,8 +179,8 @@ class MoolinkClient:
         self.rpc.close()
 
 
-def serve_moolink() -> None:
-    with moolink.Rpc("server", transports=["tcp"], insecure=True) as rpc:
+def serve_moolink(insecure: bool = True) -> None:
+    with moolink.Rpc("server", transports=["tcp"], insecure=insecure) as rpc:
         for name, function in FUNCTIONS.items():
             rpc.define(name, function)
         print(rpc.listen("127.0.0.1:0")[0], flush=True)
@@ -237,6 +243,7 @@ def serve_zmq() -> None:
 
 PEERS: dict[str, tuple[Callable[[str], Any], Callable[[], None]]] = {
     "moolink": (MoolinkClient, serve_moolink),
+    "moolink-tls": (partial(MoolinkClient, insecure=False), partial(serve_moolink, insecure=False)),
     "pyzmq": (ZmqClient, serve_zmq),
 }
 
@@ -352,23 +359,39 @@ def one_round(client: Any, options: argparse.Namespace) -> dict[str, float]:
 def print_table(figures: dict[str, list[dict[str, float]]]) -> None:
     names = [name for name, rounds in figures.items() if rounds]
     others = [name for name in names if name != "moolink"]
-    print(f"{'median':44}" + "".join(f"{n:>12}" for n in names), end="")
-    print("".join(f"{'/' + n:>12}" for n in others))
+    print(f"{'median':44}" + "".join(f"{n:>13}" for n in names), end="")
+    print("".join(f"{'/' + n:>13}" for n in others))
     mine = figures["moolink"]
     for what in dict.fromkeys(k for name in names for k in figures[name][0]):
         line = f"{what:44}"
         for name in names:
             values = [r[what] for r in figures[name] if what in r]
-            line += f"{statistics.median(values):12.4g}" if values else f"{'':12}"
+            line += f"{statistics.median(values):13.4g}" if values else f"{'':13}"
         for name in others:
-            pairs = [
-                m[what] / o[what]
-                for m, o in zip(mine, figures[name], strict=False)
-                if what in m and what in o
-            ]
-            line += f"{statistics.median(pairs):12.3g}" if pairs else f"{'':12}"
+            pair = quotient(mine, figures[name], what)
+            line += f"{'':13}" if pair is None else f"{pair:13.3g}"
         print(line)
-    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(
+        f"{_core.openssl_info()['version']}; load average {os.getloadavg()[0]:.1f}, "
+        f"{os.cpu_count()} cores"
+    )
+
+
+def quotient(
+    mine: list[dict[str, float]], others: list[dict[str, float]], what: str
+) -> float | None:
+    """The median of the rounds' quotients."""
+    pairs = zip(mine, others, strict=False)
+    quotients = [m[what] / o[what] for m, o in pairs if what in m and what in o]
+    return statistics.median(quotients) if quotients else None
+
+
+def print_verdicts(figures: dict[str, list[dict[str, float]]]) -> None:
+    for size in SIZES:
+        of_zmq = quotient(figures["moolink-tls"], figures["pyzmq"], f"{size}, GB/s")
+        if of_zmq is not None:
+            verdict = "met" if of_zmq >= TLS_BAR else "MISSED"
+            print(f"bar: TLS, {size}: {of_zmq:.2f} of pyzmq, at least {TLS_BAR}: {verdict}")
 
 
 def main() -> None:
@@ -409,6 +432,8 @@ def main() -> None:
             if bare:
                 figures["bare"].append(bare_figures(bare, options.seconds))
         print_table(figures)
+        if {"moolink-tls", "pyzmq"} <= set(options.peers):
+            print_verdicts(figures)
     finally:
         for client in clients.values():
             client.close()

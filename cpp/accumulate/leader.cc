@@ -136,12 +136,17 @@ std::vector<Contribution> Leader::queued() const {
   return queued;
 }
 
-void Leader::request_state(Time now, const Uid& from) {
-  if (!members_.contains(from)) return;
-  for (auto& [id, waiting] : awaited_) waiting.erase(from);  // it gave up the earlier ones
+std::vector<SnapshotId> Leader::request_state(Time now, const Uid& from) {
+  std::vector<SnapshotId> over;
+  if (!members_.contains(from)) return over;
+  for (auto& [id, waiting] : awaited_) {
+    if (waiting.erase(from) > 0 && waiting.empty()) over.push_back(id);
+  }
+  for (const SnapshotId& id : over) awaited_.erase(id);
   if (promise_) std::erase(promise_->to, from);
   if (requests_.empty()) first_request_ = now;
   requests_.insert(from);
+  return over;
 }
 
 std::optional<Time> Leader::promise_due() const {

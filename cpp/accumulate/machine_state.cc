@@ -106,10 +106,10 @@ void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
 void Machine::bound_backlog() {
   if (standing_ == Standing::stateless) return;
   if (keeps_up_ && config_.role != group::Role::observer) return;  // bounded by its result slots
-  if (ledger_.waiting() <= config_.backlog_rounds &&
-      ledger_.waiting_bytes() <= config_.backlog_bytes) {
-    return;
-  }
+  constexpr std::size_t kAlways = 8;                               // rounds
+  const bool fits =
+      ledger_.waiting() <= kAlways || ledger_.waiting_bytes() <= config_.backlog_bytes;
+  if (fits && ledger_.waiting() <= config_.backlog_rounds) return;
   abandon_snapshot(std::to_string(ledger_.waiting()) + " rounds wait to be applied here");
 }
 

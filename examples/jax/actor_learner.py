@@ -37,6 +37,7 @@ from examples.common.options import ATARI, OptionError
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
 from examples.jax import common
+from examples.jax.common import dense
 
 Parameters = dict[str, Any]  # by name; "mean", of random play, is not learned
 
@@ -133,10 +134,6 @@ class Net:
             x = jnp.tanh(dense(p, "dense", x.reshape(len(x), -1)))
         x = jax.nn.relu(dense(p, "hidden", x))
         return dense(p, "policy", x).reshape(*lead, -1), dense(p, "baseline", x).reshape(lead)
-
-
-def dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    return x @ p[name + ".weight"].T + p[name + ".bias"]
 
 
 # Acting

@@ -1,14 +1,19 @@
-"""Helpers of the JAX learners: JAX's settings, and the checkpoint of an accumulator."""
+"""Helpers of the JAX learners: JAX's settings, a layer, and checkpoints."""
 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import moolink.jax
 from examples.common.options import Options
+
+Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
 
 
 def configure(o: Options) -> None:
@@ -20,9 +25,18 @@ def configure(o: Options) -> None:
         os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
 
 
+def dense(p: Mapping[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
+    return x @ p[name + ".weight"].T + p[name + ".bias"]
+
+
 def snapshot(accumulator: moolink.jax.Accumulator) -> dict[str, Any]:
     """The model for a checkpoint, with parameters and buffers by torch's names."""
     return {
         "parameters": {**accumulator.parameters(), **accumulator.buffers()},
         "optimizer": moolink.jax.optimizer_state(accumulator.optimizer_state()),
     }
+
+
+def restored(saved: dict[str, Any], names: Iterable[str]) -> Parameters:
+    """Those parameters or buffers of a checkpoint, in this order."""
+    return OrderedDict((name, jnp.array(saved["parameters"][name])) for name in names)

@@ -36,9 +36,9 @@ from examples.common.job import Left
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
+from examples.jax.common import Parameters, dense
 
 State = tuple[Any, Any]  # h and c of the LSTM, each [E, H]
-Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
 
 # The network and its policy
 
@@ -124,7 +124,7 @@ class Encoder:
     def mean(self, means: Mapping[str, np.ndarray]) -> jax.Array:
         """The buffer that standardises uint8 input: of random play, [C, H, W]."""
         mean = means.get(self.name.removeprefix("encoders."), np.zeros((), np.float32))
-        return jnp.array(np.moveaxis(mean, 2, 0) if self.channels_last else mean)
+        return jnp.array(np.moveaxis(mean, 2, 0) if self.channels_last and mean.ndim else mean)
 
     def __call__(self, p: Parameters, mean: jax.Array, x: jax.Array, dtype: str) -> jax.Array:
         """[T, B, ...] -> [T * B, size]."""
@@ -137,10 +137,6 @@ class Encoder:
             x = jax.nn.relu(x + p[name + ".bias"][:, None, None])
         x = x.reshape(len(x), -1)
         return x if self.convolutions else jnp.tanh(dense(p, f"{self.name}.layers.1", x))
-
-
-def dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    return x @ p[name + ".weight"].T + p[name + ".bias"]
 
 
 class Net:
@@ -174,8 +170,7 @@ class Net:
         if self.lstm:
             for name, shape in (("weight", (self.width,)), ("bias", ())):
                 for source in ("ih", "hh"):
-                    array = uniform(self.width**-0.5, 4 * self.width, *shape)
-                    p[f"lstm.{name}_{source}"] = array
+                    p[f"lstm.{name}_{source}"] = uniform(self.width**-0.5, 4 * self.width, *shape)
             forget = slice(self.width, 2 * self.width)  # remembers at first
             p["lstm.bias_ih"] = p["lstm.bias_ih"].at[forget].set(1.0)
         layer("policy", sum(self.choices) or self.num_actions, self.width)
@@ -279,7 +274,7 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
         super().__init__(o, envs)
         self.run_, self.net = run, net
         self.parameters: tuple[Parameters, Parameters]  # and buffers
-        self.act, self.count = jax.jit(partial(act, net)), 0
+        self.act, self.count = jax.jit(partial(act, net)), np.uint32(0)
         self.key = jax.random.key(o.acting_seed)  # no two peers take the same actions
 
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
@@ -315,9 +310,8 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
                 self.full.put(batch)
 
     def infer(self, observation: Mapping[str, np.ndarray], first: np.ndarray, state: State) -> Any:
-        self.count += 1
-        count = np.uint32(self.count)
-        return self.act(*self.parameters, self.key, count, observation, first, state)
+        self.count += np.uint32(1)
+        return self.act(*self.parameters, self.key, self.count, observation, first, state)
 
     def __exit__(self, kind: type[BaseException] | None = None, *more: object) -> None:
         self.stopped = True
@@ -418,10 +412,7 @@ def make_net(
     p = net.init(o.seed)
     if saved is None:
         return net, p, net.buffers(random_means(envs, o.seed))
-    arrays = saved["parameters"]
-    p = OrderedDict((name, jnp.array(arrays[name])) for name in p)
-    names = [encoder.name + ".mean" for encoder in net.encoders.values()]
-    return net, p, OrderedDict((name, jnp.array(arrays[name])) for name in names)
+    return net, common.restored(saved, p), common.restored(saved, net.buffers({}))
 
 
 def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:

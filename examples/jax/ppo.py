@@ -35,9 +35,9 @@ from examples.common.evaluation import evaluated
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
+from examples.jax.common import Parameters, dense
 
 State = tuple[Any, Any]  # h and c of the LSTM, each [E, H]
-Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
 
 # The network and its policy
 
@@ -125,10 +125,6 @@ class Encoder:
             x = lax.conv_general_dilated(x, p[name + ".weight"], (stride, stride), "VALID")
             x = jax.nn.relu(x + p[name + ".bias"][:, None, None])
         return x.reshape(len(x), -1)
-
-
-def dense(p: Parameters, name: str, x: jax.Array) -> jax.Array:
-    return x @ p[name + ".weight"].T + p[name + ".bias"]
 
 
 class Net:
@@ -371,10 +367,7 @@ def make_net(
     p = net.init(o.seed)
     if saved is None:
         return net, p, net.buffers(random_means(envs, o.seed))
-    arrays = saved["parameters"]
-    p = OrderedDict((name, jnp.array(arrays[name])) for name in p)
-    names = [encoder.name + ".mean" for encoder in net.encoders.values()]
-    return net, p, OrderedDict((name, jnp.array(arrays[name])) for name in names)
+    return net, common.restored(saved, p), common.restored(saved, net.buffers({}))
 
 
 def train(o: PpoOptions) -> None:

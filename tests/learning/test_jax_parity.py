@@ -110,6 +110,16 @@ def test_parameters_have_one_layout(kind):
             assert np.abs(leaf).max() <= leaf[0].size ** -0.5
 
 
+def test_float_images_may_have_their_channels_last():
+    envs = Spaces(spaces.Box(0, 1, (48, 40, 3)), spaces.Discrete(2), ENVS)
+    net = in_jax.Net(envs, options(hidden_size=64))
+    p, buffers = net.init(0), net.buffers({})  # there is no mean of random play
+    (name,) = envs.observation_spaces
+    observation = {name: jnp.ones((1, ENVS, 48, 40, 3))}
+    policy, *_ = net(p, buffers, observation, jnp.zeros((1, ENVS), bool), net.no_memory(ENVS))
+    assert policy.shape == (1, ENVS, 2)
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_forward_pass(kind):
     case = Case(kind)

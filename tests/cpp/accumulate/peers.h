@@ -64,6 +64,8 @@ class Peers {
 
   std::size_t demotions() const { return demotions_; }
   std::size_t warnings() const { return warnings_; }
+  // Messages that let a member free the snapshot that it holds.
+  std::size_t snapshots_over() const { return snapshots_over_; }
   void pass(Duration duration) {
     for (const Time end = now_ + duration; now_ < end;) {
       now_ += milliseconds(250);
@@ -182,6 +184,10 @@ class Peers {
     return !actions.empty();
   }
   void deliver(const Mail& mail) {
+    if (mail.send.service == kAccumulateService) {
+      const auto envelope = wire::decode<Envelope>(mail.send.payload.body);
+      if (std::holds_alternative<SnapshotOver>(envelope.message)) ++snapshots_over_;
+    }
     for (std::size_t to = 0; to < size(); ++to) {
       if (view_.members[to].instance != mail.send.instance) continue;
       machines_[to]->received(now_, view_.members[mail.from].instance, mail.send.service,
@@ -198,6 +204,7 @@ class Peers {
   std::map<std::size_t, std::string> failures_;
   std::size_t demotions_ = 0;
   std::size_t warnings_ = 0;
+  std::size_t snapshots_over_ = 0;
   std::size_t reductions_ = 0;
   bool reduces_ = true;
 };

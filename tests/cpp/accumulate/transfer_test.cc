@@ -59,6 +59,40 @@ TEST("transfer: rounds go on while a snapshot is on its way, and the newcomer ha
   CHECK(!peers[1].next_result().has_value());
 }
 
+TEST("transfer: hundreds of rounds on the way of a large state do not keep a newcomer out") {
+  Peers peers(2);
+  peers.users_come();
+  peers.give_state(state_bytes());
+  for (int round = 0; round < 500; ++round) {
+    peers.contribute(0);
+    peers.apply(0);
+  }
+  while (peers.transfer()) {
+  }
+  const auto state = peers[1].new_state();
+  CHECK(state.has_value());
+  peers.install(1, state->number);
+  for (int round = 0; round < 500; ++round) peers.apply(1);
+  CHECK_EQ(peers[1].model_version(), 507u);
+  CHECK_EQ(peers.warnings(), 0u);
+}
+
+TEST("transfer: a snapshot that its last newcomer gave up is over") {
+  Peers peers(2);
+  peers.users_come();
+  peers.give_state(state_bytes());
+  for (int round = 0; round < 2000; ++round) {  // more than a newcomer keeps
+    peers.contribute(0);
+    peers.apply(0);
+  }
+  CHECK_EQ(peers.warnings(), 1u);
+  CHECK_EQ(peers.snapshots_over(), 0u);
+  peers.users_come();                    // it asks for another one
+  CHECK_EQ(peers.snapshots_over(), 1u);
+  peers.transfer_state(state_bytes());
+  CHECK(peers[1].new_state().has_value());
+}
+
 TEST("rounds: whose session was lost is not demoted for its full slots, but named every 10 s") {
   for (const bool lost : {false, true}) {
     Peers peers(2);

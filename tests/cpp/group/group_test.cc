@@ -30,10 +30,9 @@ View make_view(std::uint64_t epoch, const std::vector<std::uint64_t>& ids, bool 
   view.lineage = Uid{99, 99};
   view.soft = soft;
   for (const std::uint64_t id : ids) {
-    MemberInfo info;
+    MemberInfo& info = view.members.emplace_back();
     info.instance = Uid{id, id};
     info.name = "p" + std::to_string(id);
-    view.members.push_back(info);
   }
   return view;
 }
@@ -58,11 +57,7 @@ Member settled() {
   return member;
 }
 
-BrokerConfig first_broker() {
-  BrokerConfig config;
-  config.gather = Duration(0);
-  return config;
-}
+BrokerConfig first_broker() { return {.gather = Duration(0)}; }
 
 // Members wired to one broker without any delay.
 class Wired {
