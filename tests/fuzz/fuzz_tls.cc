@@ -50,7 +50,7 @@ bool begins(const Bytes& said, const Bytes& got) {
 }
 
 // One end of a connection, and the far end of its socket. In turns: another thread would do its
-// work (tls_turns.cc), which is done here between two calls.
+// work (tls_turns.cc), which is done here before the socket is looked at, or after a call.
 class End {
  public:
   explicit End(std::optional<crypto::Key> key, bool in_turns = false) {
@@ -76,6 +76,7 @@ class End {
     return count > 0 ? static_cast<std::size_t>(count) : 0;
   }
   Bytes take() {
+    finish_turn();
     int count = 0;
     FUZZ_CHECK(ioctl(far(), FIONREAD, &count) == 0);
     Bytes bytes(static_cast<std::size_t>(count));
@@ -93,11 +94,18 @@ class End {
     const std::array<iovec, 2> pieces{iovec{bytes + from, middle - from},
                                       iovec{bytes + middle, to - middle}};
     std::size_t sent = 0;
-    if (!failed_) failed_ = refused([&] { sent = stream_->send(pieces).bytes; }, kLost);
-    finish_turn();
+    const auto say = [&] { sent = stream_->send(pieces).bytes; };
+    const bool busy = stream_->busy();
+    if (!failed_) failed_ = refused(say, kLost);
+    FUZZ_CHECK(!busy || sent == 0);
+    if (busy && finish_turn() && !failed_) failed_ = refused(say, kLost);
     return sent;
   }
-  bool shut_down() { return stream_->shut_down(); }
+  bool shut_down() {
+    FUZZ_CHECK(!stream_->busy() || !stream_->shut_down());
+    finish_turn();
+    return stream_->shut_down();
+  }
   // Adds to what it got; false: nothing more, before the socket has more.
   bool receive(Bytes& got, std::size_t first, std::size_t second, std::size_t allowance) {
     if (failed_) return false;

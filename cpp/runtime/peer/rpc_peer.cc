@@ -58,7 +58,7 @@ std::string environment_variable(const char* name) {
 }
 
 // Of a variable that turns something on or off; none: the choice is the library's.
-std::optional<bool> wish(const char* name) {
+std::optional<bool> switch_variable(const char* name) {
   const std::string value = environment_variable(name);
   if (value.empty()) return std::nullopt;
   if (value == "0" || value == "1") return value == "1";
@@ -130,7 +130,7 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
   environment_.lending = &context_->lending();
   environment_.keyring = keyring_;
   environment_.name = node_.name();
-  environment_.tls_thread = wish("MOOLINK_TLS_THREAD");
+  environment_.tls_thread = switch_variable("MOOLINK_TLS_THREAD");
 }
 
 RpcPeer::~RpcPeer() = default;

@@ -218,7 +218,7 @@ void TcpConnection::receive() {
     ahead_.begin(*stream_, kReceiveBudget);
     if (!begun_) {
       const auto first = ahead_.peek();
-      if (first && begins_tls(*first)) return refuse_tls();
+      if (first && stream_->cipher().empty() && begins_tls(*first)) return refuse_tls();
       begun_ = first.has_value();
     }
     while (receiver_.receive(ahead_, std::numeric_limits<std::size_t>::max())) {
@@ -270,6 +270,11 @@ void TcpConnection::linger() {
 void TcpConnection::make_room() {
   fail(make_error(ErrorCode::timeout,
                   "no greeting from " + peer_address_ + " before others wanted its place"));
+}
+
+void TcpConnection::stop() {
+  if (state_ == State::closing) turned();
+  drop();
 }
 
 void TcpConnection::drop() {

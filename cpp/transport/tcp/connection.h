@@ -62,6 +62,9 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
   void turned();
   // A stranger whose place others need: it fails.
   void make_room();
+  // Closes at once without reporting it; no turn of the stream runs. What is being closed first
+  // sends what the socket takes.
+  void stop();
   // Closes at once without reporting it.
   void drop();
   void abandon() noexcept { socket_.reset(); }

@@ -76,7 +76,7 @@ void TlsContext::configure() {
   openssl_.context_control(context_, kSetSessionCache, 0, nullptr);
   // An idle connection holds 32 KB less.
   openssl_.context_control(context_, kSetMode, kReleaseBuffers, nullptr);
-  // SSL_read then returns after a handshake record or an alert, so that read_opened() counts it.
+  // SSL_read then returns after a handshake record or an alert, so that read_record() counts it.
   openssl_.context_control(context_, kClearMode, kAutoRetry, nullptr);
   // No certificate is trusted: only the key that both hold counts.
   openssl_.context_set_verify(context_, kVerifyPeer, nullptr);

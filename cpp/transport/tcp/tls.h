@@ -107,7 +107,9 @@ class TlsStream final : public ByteStream {
   bool holds_bytes() const override;
   bool busy() const override { return busy_; }
   void turned() override;
-  bool takes_input() const override { return !busy_ || arriving_.end < arriving_.bytes; }
+  bool takes_input() const override {
+    return !busy_ || (arriving_.left() > 0 && !socket_is_over());
+  }
   bool shut_down() override;
 
  private:
@@ -137,10 +139,13 @@ class TlsStream final : public ByteStream {
   std::size_t sealed_together(std::size_t left) const;
   void seal(std::span<const iovec> pieces);
   bool has_record() const;
+  bool has_more() const;
   std::size_t read_record(std::span<std::byte> into);
   std::size_t read_at_once(std::span<std::byte> into);
   bool read_more();
-  void read_records();
+  bool socket_is_over() const { return socket_ended_ || socket_error_ != 0; }
+  void check_socket() const;
+  void read_ahead();
   void read_socket(TlsRoom& room);
   // tls_turns.cc
   std::size_t fill_turn(std::span<const iovec> pieces);

@@ -100,7 +100,7 @@ bool TlsStream::shake_hands() {
 // dialler that sends only the beginning of one is refused.
 bool TlsStream::may_begin() {
   if (key_) return true;
-  read_records();
+  read_ahead();
   if (socket_error_ != 0) handshake_failed();
   if (not_tls_) not_tls();
   const bool too_long = in_.size() >= kRecordHead && sealed_bytes(in_.data()) > kRecordBytes;
@@ -268,8 +268,9 @@ int TlsStream::read_records(Bio* bio, char* data, std::size_t size, std::size_t*
   openssl.bio_clear_flags(bio, kRetryFlags);
   *read = stream.give_records(data, size);
   if (*read > 0) return 1;
-  const bool over = stream.not_tls_ || stream.socket_ended_ || stream.socket_error_ != 0;
-  if (stream.open_ || !over) openssl.bio_set_flags(bio, kRetryRead);
+  // During a turn the loop's thread writes these.
+  const bool over = !stream.open_ && (stream.not_tls_ || stream.socket_is_over());
+  if (!over) openssl.bio_set_flags(bio, kRetryRead);
   return 0;
 }
 
@@ -296,7 +297,7 @@ std::size_t TlsStream::give_records(char* data, std::size_t size) {
   } else if (in_.empty()) {
     if (socket_empty_ || socket_ended_ || socket_error_ != 0) return 0;
     may_read_ = kMostGreeting;
-    read_records();
+    read_ahead();
     if (not_tls_) return 0;
   }
   const std::size_t count = std::min(size, in_.size());

@@ -131,14 +131,14 @@ std::size_t TlsStream::sealed_together(std::size_t left) const {
 }
 
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
-  if (busy_) {
+  if (busy_ || failure_) {  // the failure is told by receive()
     push();
     return {0, true};
   }
   if (const std::size_t taken = fill_turn(pieces); taken > 0) {
     begin_turn();
     push();
-    return {taken, true};
+    return {taken, busy_ || unsent()};
   }
   if (pause_begins_ < io::now() - kPause) burst_ = 0;
   Pieces plain(pieces, kSentBytes);
@@ -200,11 +200,14 @@ bool TlsStream::has_record() const {
   return in_.size() >= kRecordHead && in_.size() >= kRecordHead + sealed_bytes(in_.data());
 }
 
+// OpenSSL has bytes to give.
+bool TlsStream::has_more() const { return openssl_.ssl_pending(ssl_) > 0 || has_record(); }
+
 bool TlsStream::holds_bytes() const {
   if (!opened_.empty()) return true;
   if (!open_ || busy_) return false;
   if (!opening_.empty() || failure_) return true;
-  return !closed_ && (openssl_.ssl_pending(ssl_) > 0 || has_record());
+  return !closed_ && (has_more() || !arriving_.empty());
 }
 
 ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size_t allowance) {
@@ -228,9 +231,11 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
     if (count == 0) {
       if (failure_ && received.bytes > 0) return received;
       if (failure_) throw Exception(*failure_);
-      if (closed_ || (!holds_bytes() && !read_more())) {
-        received.ended = closed_ && received.bytes == 0;  // reported once all before it is taken
-        received.drained = !closed_;
+      if (closed_ || (!has_more() && !read_more())) {
+        // Each end is reported once all before it is taken.
+        if (!closed_ && received.bytes == 0) check_socket();
+        received.ended = closed_ && received.bytes == 0;
+        received.drained = !closed_ && !socket_is_over();
         return received;
       }
       count = read_at_once(into);
@@ -271,18 +276,21 @@ bool TlsStream::read_more() {
       join_arrived();
       continue;
     }
-    if (socket_error_ != 0) socket_failed(socket_error_);
-    if (socket_ended_) {
-      throw Exception(ErrorCode::peer_lost, "cut off: it has not said that it ends");
-    }
-    if (may_read_ == 0 || socket_empty_) return false;
-    read_records();
+    if (socket_is_over() || may_read_ == 0 || socket_empty_) return false;
+    read_ahead();
   }
   return true;
 }
 
+void TlsStream::check_socket() const {
+  if (socket_error_ != 0) socket_failed(socket_error_);
+  if (socket_ended_) {
+    throw Exception(ErrorCode::peer_lost, "cut off: it has not said that it ends");
+  }
+}
+
 // in_ holds at most the beginning of a record.
-void TlsStream::read_records() {
+void TlsStream::read_ahead() {
   in_.pack();
   in_.grow(kMostSealed);
   read_socket(in_);

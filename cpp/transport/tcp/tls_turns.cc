@@ -25,8 +25,7 @@ std::size_t TlsStream::fill_turn(std::span<const iovec> pieces) {
 void TlsStream::begin_turn() {
   if (!turns_.run || busy_ || failure_ || !out_.empty()) return;
   show_opened();
-  const bool opens =
-      open_ && !closed_ && opening_.empty() && in_.size() >= turns_.least && has_record();
+  const bool opens = !closed_ && opening_.empty() && in_.size() >= turns_.least && has_record();
   if (to_seal_.empty() && !opens) return;
   if (opens) {
     opening_.grow(in_.size());
@@ -55,7 +54,6 @@ void TlsStream::turn() noexcept {
       to_seal_.begin += record.iov_len;
     }
     to_seal_.clear();
-    const auto has_more = [this] { return openssl_.ssl_pending(ssl_) > 0 || has_record(); };
     while (opening_.left() > 0 && !closed_ && !failure_ && has_more()) {
       opening_.end += read_record(opening_.rest());
     }
@@ -66,12 +64,11 @@ void TlsStream::turn() noexcept {
 void TlsStream::turned() {
   busy_ = false;
   if (sending_.empty()) std::swap(out_, sending_);
-  show_opened();
   join_arrived();
 }
 
 void TlsStream::show_opened() {
-  if (busy_ || !opened_.empty()) return;
+  if (busy_ || !opened_.empty() || opening_.empty()) return;
   opened_.clear();
   std::swap(opening_, opened_);
 }

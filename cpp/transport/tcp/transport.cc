@@ -100,6 +100,7 @@ TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl
     : environment_(environment),
       admission_({.waiting = environment.max_strangers}),
       choice_(environment.interface),
+      in_turns_(environment.tls_thread.value_or(processors() >= kProcessorsForTls)),
       alive_(std::make_shared<bool>(true)) {
   if (environment.keyring.empty()) return;
   why_no_tls_ = openssl.reason;
@@ -247,11 +248,11 @@ std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connec
   return std::make_unique<TlsStream>(tls_, connection.socket(), std::move(key), turns(connection));
 }
 
-// None if too few processors would be left for others.
 TlsTurns TcpTransport::turns(const TcpConnection& connection) {
-  if (!environment_.tls_thread.value_or(processors() >= kProcessorsForTls)) return {};
+  if (!in_turns_) return {};
   return {[this, of = std::weak_ptr(connections_.at(connection.id()))](std::function<void()> work) {
-    records_.submit([self = of.lock(), work = std::move(work), &loop = environment_.loop] {
+    if (!tls_thread_) throw Exception(ErrorCode::closed, "the transport has stopped");
+    tls_thread_->submit([self = of.lock(), work = std::move(work), &loop = environment_.loop] {
       work();
       const auto tell = [&] { loop.post([self] { self->turned(); }); };
       // If it fails twice, the session notices the silence.
@@ -438,7 +439,8 @@ void TcpTransport::stop() {
   }
   dials_.clear();
   names_.drop_tasks();
-  for (auto& [id, connection] : connections_) connection->drop();
+  tls_thread_.reset();  // waits for turns: they may have the last bytes of what is being closed
+  for (auto& [id, connection] : connections_) connection->stop();
   connections_.clear();
 }
 
@@ -447,7 +449,7 @@ void TcpTransport::abandon() noexcept {
   for (auto& [id, dial] : dials_) dial.socket.reset();
   for (auto& [id, connection] : connections_) connection->abandon();
   names_.abandon();
-  records_.abandon();
+  if (tls_thread_) tls_thread_->abandon();
 }
 
 }  // namespace moolink::transport::tcp

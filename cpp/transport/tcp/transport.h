@@ -3,6 +3,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -82,6 +83,7 @@ class TcpTransport final : public Transport, public Owner {
   Environment& environment_;
   Admission admission_;
   const InterfaceChoice choice_;
+  const bool in_turns_;  // another thread seals and opens the records of large transfers
   std::shared_ptr<TlsContext> tls_;  // null: connections are plain
   std::string why_no_tls_;
   // Keys that acceptors hold instead of the key offered first, by the address dialled.
@@ -92,8 +94,8 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
   // Last: their threads end first.
-  io::TaskThread names_{"moolink names"};  // looks them up
-  io::TaskThread records_{"moolink tls"};  // seals and opens them
+  io::TaskThread names_{"moolink names"};                    // looks them up
+  std::optional<io::TaskThread> tls_thread_{"moolink tls"};  // until stop()
 };
 
 }  // namespace moolink::transport::tcp

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -197,29 +196,6 @@ TEST("tls: what a turn has opened comes before its failure, and before the end")
     CHECK_EQ(ended, !bent);
     CHECK_EQ(failure.starts_with("TLS: "), bent);
   }
-}
-
-TEST("tls: a stream that gets no thread does its work itself") {
-  Streams streams(1000000);
-  tcp::TlsTurns none{[](const std::function<void()>&) { throw std::bad_alloc(); }, 1};
-  std::array<int, 2> ends{};
-  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()), 0);
-  streams.sockets = {Descriptor(ends[0]), Descriptor(ends[1])};
-  streams.dialler = std::make_unique<tcp::TlsStream>(streams.context, ends[0], key_of(1), none);
-  streams.acceptor = std::make_unique<tcp::TlsStream>(streams.context, ends[1], std::nullopt, none);
-  streams.shake_hands();
-  const Buffer all = pattern(100000, 7);
-  const iovec piece{const_cast<std::byte*>(all.data()), all.size()};
-  CHECK_EQ(streams.dialler->send(std::span(&piece, 1)).bytes, all.size());
-  CHECK(!streams.dialler->busy());
-  std::vector<std::byte> got(all.size());
-  std::size_t received = 0;
-  for (int turns = 0; turns < 100 && received < got.size(); ++turns) {
-    const iovec rest{got.data() + received, got.size() - received};
-    received += streams.acceptor->receive(std::span(&rest, 1), got.size()).bytes;
-  }
-  CHECK_EQ(received, all.size());
-  CHECK_EQ(std::memcmp(got.data(), all.data(), all.size()), 0);
 }
 
 TEST("tls: a long burst arrives whole, whatever of it the socket takes at once") {
