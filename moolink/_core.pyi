@@ -171,9 +171,7 @@ class Future:
         """Whether the operation has ended."""
 
     def exception(self) -> BaseException | None:
-        """
-        The error; None if the operation succeeded or has not ended.
-        """
+        """The error; None if the operation succeeded or has not ended."""
 
     def cancel(self) -> bool:
         """
@@ -224,7 +222,9 @@ class Stream:
     ) -> None: ...
 
 class Completions:
-    """Futures and streams that became ready, for an event loop that watches fileno()."""
+    """
+    Futures and streams that became ready, for an event loop that watches fileno().
+    """
 
     def __init__(self) -> None: ...
     def fileno(self) -> int:
