@@ -1,14 +1,18 @@
 #include "memory/borrowed_segment.h"
 
+#include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace moolink::memory {
 
 // Its node is in the segment's list for as long as it lives.
 struct BorrowedSegment::InUse {
-  InUse(std::shared_ptr<BorrowedSegment> of, std::span<const std::byte> bytes)
-      : segment(std::move(of)), node{bytes} {
+  InUse(std::shared_ptr<BorrowedSegment> of, std::size_t offset, std::size_t size)
+      : segment(std::move(of)), node{Part{}} {
     const std::lock_guard guard(segment->mutex_);
+    mapping = segment->segment_;
+    node.front().bytes = segment->bytes_.subspan(offset, size);
     segment->in_use_.splice(segment->in_use_.begin(), node);
     at = segment->in_use_.begin();
   }
@@ -20,52 +24,45 @@ struct BorrowedSegment::InUse {
   InUse& operator=(const InUse&) = delete;
 
   std::shared_ptr<BorrowedSegment> segment;
+  std::shared_ptr<Segment> mapping;
   Parts node;
   Parts::iterator at;
 };
 
-BorrowedSegment::BorrowedSegment(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+BorrowedSegment::BorrowedSegment(std::shared_ptr<Segment> segment)
+    : segment_(std::move(segment)), bytes_(segment_->bytes()) {
   join_forks(Rank::memory);
 }
 
-BorrowedSegment::~BorrowedSegment() { leave_forks(Rank::memory); }
-
-std::shared_ptr<BorrowedSegment> BorrowedSegment::create(std::shared_ptr<Segment> segment) {
-  return std::shared_ptr<BorrowedSegment>(new BorrowedSegment(std::move(segment)));
-}
-
-std::shared_ptr<BorrowedSegment> BorrowedSegment::map(Descriptor descriptor, std::size_t max_size) {
-  auto segment = Segment::map_read_only(std::move(descriptor), max_size);
-  segment->close_descriptor();
-  return create(std::move(segment));
+std::shared_ptr<BorrowedSegment> BorrowedSegment::map(const Descriptor& descriptor,
+                                                      std::size_t max_size) {
+  return std::shared_ptr<BorrowedSegment>(
+      new BorrowedSegment(Segment::map_read_only(descriptor, max_size)));
 }
 
 Buffer BorrowedSegment::buffer(std::size_t offset, std::size_t size) {
-  const std::byte* data = segment_->data() + offset;
-  return {std::make_shared<InUse>(shared_from_this(), std::span(data, size)), data, size};
-}
-
-std::shared_ptr<BorrowedSegment> BorrowedSegment::successor() {
-  std::shared_ptr<Segment> next;
-  {
-    const std::lock_guard guard(mutex_);
-    next = std::exchange(next_, nullptr);
-  }
-  return next == nullptr ? nullptr : create(std::move(next));
+  auto owner = std::make_shared<InUse>(shared_from_this(), offset, size);
+  const std::byte* data = owner->at->bytes.data();
+  return {std::move(owner), data, size};
 }
 
 void BorrowedSegment::before_fork() noexcept {
   mutex_.lock();
-  if (copied_ || in_use_.empty()) return;
-  next_ = segment_->map_again();
-  copied_ = next_ != nullptr && segment_->replace_by_copy(in_use_);
+  auto shared = in_use_ | std::views::filter([](const Part& part) { return !part.copied; }) |
+                std::views::transform(&Part::bytes);
+  if (shared.empty()) return;
+  std::shared_ptr<Segment> elsewhere = segment_->map_again();
+  if (elsewhere == nullptr || !segment_->replace_by_copy(shared)) return;
+  for (Part& part : in_use_) part.copied = true;
+  segment_ = std::move(elsewhere);
+  bytes_ = segment_->bytes();
 }
 
 void BorrowedSegment::after_fork_in_child() noexcept {
-  next_ = nullptr;
-  if (in_use_.empty()) {
+  bytes_ = {};
+  if (std::ranges::all_of(in_use_, &Part::copied)) {
     segment_ = nullptr;
-  } else if (!copied_) {
+  } else {
     segment_->forbid();  // the copy failed for lack of memory
   }
   mutex_.unlock();
