@@ -1,7 +1,6 @@
 #include "memory/borrowed_segment.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 namespace moolink::memory {
@@ -9,10 +8,10 @@ namespace moolink::memory {
 // Its node is in the segment's list for as long as it lives.
 struct BorrowedSegment::InUse {
   InUse(std::shared_ptr<BorrowedSegment> of, std::size_t offset, std::size_t size)
-      : segment(std::move(of)), node{Part{}} {
+      : segment(std::move(of)), node(1) {
     const std::lock_guard guard(segment->mutex_);
     mapping = segment->segment_;
-    node.front().bytes = segment->bytes_.subspan(offset, size);
+    node.front() = segment->bytes_.subspan(offset, size);
     segment->in_use_.splice(segment->in_use_.begin(), node);
     at = segment->in_use_.begin();
   }
@@ -42,28 +41,30 @@ std::shared_ptr<BorrowedSegment> BorrowedSegment::map(const Descriptor& descript
 
 Buffer BorrowedSegment::buffer(std::size_t offset, std::size_t size) {
   auto owner = std::make_shared<InUse>(shared_from_this(), offset, size);
-  const std::byte* data = owner->at->bytes.data();
+  const std::byte* data = owner->at->data();
   return {std::move(owner), data, size};
+}
+
+bool BorrowedSegment::is_in_use() const {
+  return std::ranges::any_of(in_use_, [](const auto& part) { return !part.empty(); });
 }
 
 void BorrowedSegment::before_fork() noexcept {
   mutex_.lock();
-  auto shared = in_use_ | std::views::filter([](const Part& part) { return !part.copied; }) |
-                std::views::transform(&Part::bytes);
-  if (shared.empty()) return;
+  if (!is_in_use()) return;
   std::shared_ptr<Segment> elsewhere = segment_->map_again();
-  if (elsewhere == nullptr || !segment_->replace_by_copy(shared)) return;
-  for (Part& part : in_use_) part.copied = true;
+  if (elsewhere == nullptr || !segment_->replace_by_copy(in_use_)) return;
   segment_ = std::move(elsewhere);
   bytes_ = segment_->bytes();
+  for (auto& part : in_use_) part = bytes_.first(0);
 }
 
 void BorrowedSegment::after_fork_in_child() noexcept {
   bytes_ = {};
-  if (std::ranges::all_of(in_use_, &Part::copied)) {
-    segment_ = nullptr;
-  } else {
+  if (is_in_use()) {
     segment_->forbid();  // the copy failed for lack of memory
+  } else {
+    segment_ = nullptr;
   }
   mutex_.unlock();
 }

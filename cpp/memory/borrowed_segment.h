@@ -29,15 +29,12 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   LentBytes bytes() { return {shared_from_this(), &bytes_}; }
 
  private:
-  struct Part {
-    std::span<const std::byte> bytes;
-    bool copied = false;  // by a fork
-  };
-  using Parts = std::list<Part>;
+  using Parts = std::list<std::span<const std::byte>>;
   struct InUse;
 
   explicit BorrowedSegment(std::shared_ptr<Segment> segment);
 
+  bool is_in_use() const;
   void before_fork() noexcept override;
   void after_fork_in_parent() noexcept override { mutex_.unlock(); }
   void after_fork_in_child() noexcept override;
@@ -45,7 +42,7 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   std::mutex mutex_;  // buffers are released on any thread
   std::shared_ptr<Segment> segment_;
   std::span<const std::byte> bytes_;
-  Parts in_use_;
+  Parts in_use_;  // of buffers that a fork has copied: nothing
 };
 
 }  // namespace moolink::memory

@@ -50,7 +50,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Replaces the segment by memory of this process alone, with the parts in `kept`, for reading
   // only. No thread may write those meanwhile.
   template <class Parts>
-  bool replace_by_copy(Parts&& kept) noexcept {
+  bool replace_by_copy(const Parts& kept) noexcept {
     std::byte* copy = begin_copy();
     if (copy == nullptr) return false;
     for (const std::span<const std::byte> part : kept) {

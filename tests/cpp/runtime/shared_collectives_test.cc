@@ -227,7 +227,10 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
     const MutableBuffer second = b.reduce(s, 2, {memory});
     // b has put nothing into its window: a reads what is here when it begins, though the connection
     // has ended before the second operation of a.
-    write(4);
+    {
+      const Engine::Lock lock = b.context->lock();
+      write(4);
+    }
     if (s == 2) {
       cut_sockets();
       CHECK(call_until([&] { return !is_there(); }));

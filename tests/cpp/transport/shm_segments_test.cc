@@ -106,6 +106,82 @@ TEST("segments: what is passed twice, retired twice, or cut short is refused") {
   }
 }
 
+TEST("segments: too many, and too large ones, are refused") {
+  PeerSegments theirs;
+  const auto segment = memory::Segment::create(1 << 12, "moolink-test");
+  for (std::uint64_t number = 0; number < shm::kMaxSegments; ++number) {
+    const Access access = number % 2 == 0 ? Access::fill : Access::read;
+    theirs.add({.access = access, .segment = number}, copy_of(*segment));
+  }
+  const shm::Notice next{.access = Access::read, .segment = shm::kMaxSegments};
+  CHECK_THROWS(theirs.add(next, copy_of(*segment)), ErrorCode::wire);
+  theirs.remove({Access::fill, 0});
+  theirs.add(next, copy_of(*segment));
+  theirs.remove({Access::fill, 2});
+  const Descriptor large(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK_EQ(::ftruncate(large.get(), static_cast<off_t>(GrantPool::kLargestBlock + 4096)), 0);
+  CHECK_EQ(::fcntl(large.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+  Descriptor passed(::fcntl(large.get(), F_DUPFD_CLOEXEC, 0));
+  CHECK_THROWS(theirs.add({.access = Access::fill, .segment = 0}, std::move(passed)),
+               ErrorCode::wire);
+}
+
+struct Sockets {
+  Sockets() {
+    int ends[2];
+    CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    ours = Descriptor(ends[0]);
+    peer = Descriptor(ends[1]);
+  }
+  // The notices that have come, with all but the first `fillers`.
+  std::vector<shm::Notice> take(int fillers = 0) {
+    std::vector<shm::Notice> notices;
+    io::DescriptorMessage message;
+    while (io::receive_message(peer.get(), message) == io::Received::message) {
+      if (--fillers < 0) notices.push_back(shm::decode_notice(message));
+    }
+    return notices;
+  }
+  int fill() {
+    int fillers = 0;
+    while (::send(ours.get(), "x", 1, 0) == 1) ++fillers;
+    return fillers;
+  }
+
+  Descriptor ours;
+  Descriptor peer;
+};
+
+TEST("segments: a full socket takes nothing, and what was not told is told later") {
+  const auto pool = std::make_shared<LendingPool>();
+  shm::PassedSegments passed(std::make_shared<GrantPool>(), pool.get());
+  PeerSegments theirs;
+  Sockets sockets;
+  const int ours = sockets.ours.get();
+  MutableBuffer block = pool->allocate(std::size_t{1} << 30);  // more than is kept
+  const std::uint64_t number = pool->find(block.data(), 1)->segment;
+  theirs.add({.access = Access::read, .segment = 7}, copy_of(*pool->segment(number)));
+  int fillers = sockets.fill();
+  CHECK(!passed.pass(ours, shm::to_read(number)));
+  theirs.tell_mapped(ours);
+  CHECK(sockets.take(fillers).empty());
+  CHECK(passed.pass(ours, shm::to_read(number)));
+  theirs.tell_mapped(ours);
+  theirs.tell_mapped(ours);
+  auto notices = sockets.take();
+  CHECK_EQ(notices.size(), 2u);
+  CHECK(notices.at(0).kind == shm::NoticeKind::pass && notices.at(0).segment == number);
+  CHECK(notices.at(1).kind == shm::NoticeKind::mapped && notices.at(1).segment == 7);
+  block = {};
+  fillers = sockets.fill();
+  passed.tell_retired(ours);
+  CHECK(passed.changed() && sockets.take(fillers).empty());
+  passed.tell_retired(ours);
+  notices = sockets.take();
+  CHECK(!passed.changed() && notices.size() == 1);
+  CHECK(notices.at(0).kind == shm::NoticeKind::retire && notices.at(0).segment == number);
+}
+
 TEST("segments: what the system does not map is not said to be mapped; its loans are errors") {
   PeerSegments theirs;
   const auto segment = memory::Segment::create_to_lend(1 << 16, "moolink-test");
@@ -115,34 +191,28 @@ TEST("segments: what the system does not map is not said to be mapped; its loans
   theirs.add({.access = Access::read, .segment = 1}, std::move(no_reading));
   CHECK(theirs.bytes(1) == nullptr);
   CHECK_THROWS(theirs.at(wire::LoanPlace{1, 1, 0, 100}, -1), ErrorCode::error);
-  int sockets[2];
-  CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets), 0);
-  const Descriptor ours(sockets[0]);
-  const Descriptor peer(sockets[1]);
-  theirs.tell_mapped(ours.get());
-  io::DescriptorMessage message;
-  CHECK(io::receive_message(peer.get(), message) == io::Received::nothing);
+  Sockets sockets;
+  theirs.tell_mapped(sockets.ours.get());
+  CHECK(sockets.take().empty());
   theirs.remove({Access::read, 1});
 }
 
 TEST("segments: only an answer to what was passed counts, also after it is retired") {
   const auto pool = std::make_shared<LendingPool>();
   shm::PassedSegments passed(std::make_shared<GrantPool>(), pool.get());
-  int sockets[2];
-  CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets), 0);
-  const Descriptor ours(sockets[0]);
-  const Descriptor peer(sockets[1]);
+  const Sockets sockets;
+  const int ours = sockets.ours.get();
   MutableBuffer block = pool->allocate(std::size_t{1} << 30);  // more than is kept
   const std::uint64_t number = pool->find(block.data(), 1)->segment;
   CHECK_THROWS(passed.mapped(number), ErrorCode::wire);
-  CHECK(passed.pass(ours.get(), shm::to_read(number)));
+  CHECK(passed.pass(ours, shm::to_read(number)));
   CHECK(!passed.is_mapped(number));
   CHECK_THROWS(passed.mapped(number + 1), ErrorCode::wire);
   passed.mapped(number);
   CHECK(passed.is_mapped(number));
   block = {};
   CHECK(passed.changed());
-  passed.tell_retired(ours.get());
+  passed.tell_retired(ours);
   CHECK(!passed.is_mapped(number));
   passed.mapped(number);  // crossed the notice
   CHECK(!passed.is_mapped(number));
