@@ -54,6 +54,10 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
+// Memory that another process lends, mapped while the pointer lives. A fork may map it elsewhere:
+// the span is read anew after each, under a lock that a fork takes.
+using LentBytes = std::shared_ptr<const std::span<const std::byte>>;
+
 // The source of memory for received bytes and captured tensors. Blocks are 64-byte aligned.
 class Allocator {
  public:

@@ -30,20 +30,36 @@ SharedPipeline::SharedPipeline(PipelineSegment segment, std::uint32_t rank, Allo
 // Where the rank of a move has its data: in its window, or in its lent memory.
 const std::byte* SharedPipeline::part_of(Stage stage, const Running& running, std::uint64_t chunk,
                                          const Move& move) const {
-  const PipelineOperation& operation = running.operation;
-  const PipelineSegment::Status& said = segment_.status(move.rank, operation.s);
-  const std::uint64_t segment = said.segment.load(std::memory_order_relaxed);
-  const std::uint64_t place = said.offset.load(std::memory_order_relaxed);
-  const bool is_there = stage == kReduce || (place & kInputOnly) == 0 || mutant("take_the_input");
-  if (segment != 0 && is_there && lent_ && operation.passage.kind == Kind::all_reduce) {
-    const std::span<const std::byte> memory = lent_(move.rank, segment);
-    const std::uint64_t offset = place & ~kInputOnly;
-    const std::uint64_t size = input_bytes(operation.passage, move.rank);
-    if (offset <= memory.size() && size <= memory.size() - offset) {
-      return memory.data() + offset + move.user;
+  if (const auto lent = running.lent.find(move.rank); lent != running.lent.end()) {
+    const auto& [memory, offset, input_only] = lent->second;
+    if (stage == kReduce || !input_only || mutant("take_the_input")) {
+      return memory->data() + offset + move.user;
     }
   }
   return segment_.window(move.rank, chunk) + move.window;
+}
+
+// The places that the statuses of the others name, kept mapped until the operation has ended. All
+// have put the first chunk.
+void SharedPipeline::find_lent(Running& running) const {
+  const Passage& passage = running.operation.passage;
+  if (!lent_ || passage.kind != Kind::all_reduce) return;
+  for (std::uint32_t rank = 0; rank < layout().ranks; ++rank) {
+    const PipelineSegment::Status& said = segment_.status(rank, running.operation.s);
+    const std::uint64_t segment = said.segment.load(std::memory_order_relaxed);
+    if (rank == rank_ || segment == 0) continue;
+    LentBytes memory = lent_(rank, segment);
+    const std::uint64_t place = said.offset.load(std::memory_order_relaxed);
+    const std::uint64_t offset = place & ~kInputOnly;
+    const std::uint64_t size = input_bytes(passage, rank);
+    if (memory == nullptr && !segment_.is_abandoned(running.operation.s) && !segment_.is_left()) {
+      throw Exception(ErrorCode::error, "rank " + std::to_string(rank) +
+                                            " lends memory that it has not passed to rank " +
+                                            std::to_string(rank_));
+    }
+    if (memory == nullptr || offset > memory->size() || size > memory->size() - offset) continue;
+    running.lent.emplace(rank, Lent{std::move(memory), offset, (place & kInputOnly) != 0});
+  }
 }
 
 // --- the user's side
@@ -212,8 +228,10 @@ void SharedPipeline::advance(Stage stage) {
   Cursor& cursor = cursors_[stage];
   Running& running = *running_at(cursor.next);
   if (cursor.planned != cursor.next) {
+    const bool first = cursor.next == running.first;
     const bool relies_on_others = stage == kTake || stage == kSum;
-    if (relies_on_others && cursor.next == running.first) check_agreement(running);
+    if (first && relies_on_others) check_agreement(running);
+    if (first && stage == (running.operation.exchanged ? kSum : kReduce)) find_lent(running);
     cursor.plan = chunk_plan(running.operation.passage, layout().window_bytes, rank_,
                              cursor.next - running.first);
     cursor.planned = cursor.next;

@@ -22,9 +22,8 @@ namespace moolink::collective {
 // memory; if the other ranks can read it, an allreduce's input needs no window.
 // docs/design/protocol/shared_memory.md has the words, stages and invariants.
 
-// The bytes that this rank can read of a segment lent by another rank; empty: none.
-using LentMemory =
-    std::function<std::span<const std::byte>(std::uint32_t rank, std::uint64_t segment)>;
+// A segment lent by another rank, as it is mapped here; null: it is not.
+using LentMemory = std::function<LentBytes(std::uint32_t rank, std::uint64_t segment)>;
 
 class SharedPipeline {
  public:
@@ -87,11 +86,17 @@ class SharedPipeline {
   std::uint32_t rank() const { return rank_; }
 
  private:
+  struct Lent {  // a rank's input, and its output too unless only the input
+    LentBytes memory;
+    std::uint64_t offset = 0;
+    bool input_only = false;
+  };
   struct Running {
     PipelineOperation operation;
     std::uint64_t first = 0;  // the number of its first chunk
     std::uint64_t chunks = 0;
     std::map<std::uint32_t, Buffer> results = {};  // of an exchanged one, by chunk, until in place
+    std::map<std::uint32_t, Lent> lent = {};       // by rank
     bool taken = false;                            // all of it
     bool meaningless = false;                      // some rank had abandoned it by then
 
@@ -119,6 +124,7 @@ class SharedPipeline {
 
   const std::byte* part_of(Stage stage, const Running& running, std::uint64_t chunk,
                            const Move& move) const;
+  void find_lent(Running& running) const;
   Running* running_at(std::uint64_t chunk);
   bool follows(Stage stage, std::uint64_t chunk) const;
   void skip_sums();

@@ -1,14 +1,17 @@
 #include "memory/borrowed_segment.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace moolink::memory {
 
 // Its node is in the segment's list for as long as it lives.
 struct BorrowedSegment::InUse {
-  InUse(std::shared_ptr<BorrowedSegment> of, std::span<const std::byte> bytes)
-      : segment(std::move(of)), node{bytes} {
+  InUse(std::shared_ptr<BorrowedSegment> of, std::size_t offset, std::size_t size)
+      : segment(std::move(of)), node(1) {
     const std::lock_guard guard(segment->mutex_);
+    mapping = segment->segment_;
+    node.front() = segment->bytes_.subspan(offset, size);
     segment->in_use_.splice(segment->in_use_.begin(), node);
     at = segment->in_use_.begin();
   }
@@ -20,53 +23,48 @@ struct BorrowedSegment::InUse {
   InUse& operator=(const InUse&) = delete;
 
   std::shared_ptr<BorrowedSegment> segment;
+  std::shared_ptr<Segment> mapping;
   Parts node;
   Parts::iterator at;
 };
 
-BorrowedSegment::BorrowedSegment(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {
+BorrowedSegment::BorrowedSegment(std::shared_ptr<Segment> segment)
+    : segment_(std::move(segment)), bytes_(segment_->bytes()) {
   join_forks(Rank::memory);
 }
 
-BorrowedSegment::~BorrowedSegment() { leave_forks(Rank::memory); }
-
-std::shared_ptr<BorrowedSegment> BorrowedSegment::create(std::shared_ptr<Segment> segment) {
-  return std::shared_ptr<BorrowedSegment>(new BorrowedSegment(std::move(segment)));
-}
-
-std::shared_ptr<BorrowedSegment> BorrowedSegment::map(Descriptor descriptor, std::size_t max_size) {
-  auto segment = Segment::map_read_only(std::move(descriptor), max_size);
-  segment->close_descriptor();
-  return create(std::move(segment));
+std::shared_ptr<BorrowedSegment> BorrowedSegment::map(const Descriptor& descriptor,
+                                                      std::size_t max_size) {
+  return std::shared_ptr<BorrowedSegment>(
+      new BorrowedSegment(Segment::map_read_only(descriptor, max_size)));
 }
 
 Buffer BorrowedSegment::buffer(std::size_t offset, std::size_t size) {
-  const std::byte* data = segment_->data() + offset;
-  return {std::make_shared<InUse>(shared_from_this(), std::span(data, size)), data, size};
+  auto owner = std::make_shared<InUse>(shared_from_this(), offset, size);
+  const std::byte* data = owner->at->data();
+  return {std::move(owner), data, size};
 }
 
-std::shared_ptr<BorrowedSegment> BorrowedSegment::successor() {
-  std::shared_ptr<Segment> next;
-  {
-    const std::lock_guard guard(mutex_);
-    next = std::exchange(next_, nullptr);
-  }
-  return next == nullptr ? nullptr : create(std::move(next));
+bool BorrowedSegment::is_in_use() const {
+  return std::ranges::any_of(in_use_, [](const auto& part) { return !part.empty(); });
 }
 
 void BorrowedSegment::before_fork() noexcept {
   mutex_.lock();
-  if (copied_ || in_use_.empty()) return;
-  next_ = segment_->map_again();
-  copied_ = next_ != nullptr && segment_->replace_by_copy(in_use_);
+  if (!is_in_use()) return;
+  std::shared_ptr<Segment> elsewhere = segment_->map_again();
+  if (elsewhere == nullptr || !segment_->replace_by_copy(in_use_)) return;
+  segment_ = std::move(elsewhere);
+  bytes_ = segment_->bytes();
+  for (auto& part : in_use_) part = bytes_.first(0);
 }
 
 void BorrowedSegment::after_fork_in_child() noexcept {
-  next_ = nullptr;
-  if (in_use_.empty()) {
-    segment_ = nullptr;
-  } else if (!copied_) {
+  bytes_ = {};
+  if (is_in_use()) {
     segment_->forbid();  // the copy failed for lack of memory
+  } else {
+    segment_ = nullptr;
   }
   mutex_.unlock();
 }

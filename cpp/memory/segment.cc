@@ -89,15 +89,16 @@ std::shared_ptr<Segment> Segment::make(std::size_t size, const char* label, bool
   return segment;
 }
 
-std::shared_ptr<Segment> Segment::map(Descriptor descriptor, std::size_t max_size) {
-  return adopt(std::move(descriptor), max_size, PROT_READ | PROT_WRITE);
+std::shared_ptr<Segment> Segment::map(const Descriptor& descriptor, std::size_t max_size) {
+  return adopt(descriptor, max_size, PROT_READ | PROT_WRITE);
 }
 
-std::shared_ptr<Segment> Segment::map_read_only(Descriptor descriptor, std::size_t max_size) {
-  return adopt(std::move(descriptor), max_size, PROT_READ);
+std::shared_ptr<Segment> Segment::map_read_only(const Descriptor& descriptor,
+                                                std::size_t max_size) {
+  return adopt(descriptor, max_size, PROT_READ);
 }
 
-std::shared_ptr<Segment> Segment::adopt(Descriptor descriptor, std::size_t max_size,
+std::shared_ptr<Segment> Segment::adopt(const Descriptor& descriptor, std::size_t max_size,
                                         int protection) {
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   struct stat status{};
@@ -112,7 +113,7 @@ std::shared_ptr<Segment> Segment::adopt(Descriptor descriptor, std::size_t max_s
                                          " bytes (allowed: " + std::to_string(max_size) + ")");
   }
   std::byte* data = map_shared(descriptor.get(), size, protection);
-  return std::shared_ptr<Segment>(new Segment(std::move(descriptor), data, size));
+  return std::shared_ptr<Segment>(new Segment({}, data, size));
 }
 
 Segment::Segment(Descriptor descriptor, std::byte* data, std::size_t size)

@@ -23,11 +23,12 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static std::shared_ptr<Segment> create_to_lend(std::size_t size, const char* label);
   // The same as create(), for make_private().
   static std::shared_ptr<Segment> create_to_receive(std::size_t size, const char* label);
-  // Maps a segment that another process made. Throws Exception{wire} unless it is a sealed memfd of
-  // at least one page and at most `max_size` bytes.
-  static std::shared_ptr<Segment> map(Descriptor descriptor, std::size_t max_size);
+  // Maps a segment that another process made; does not keep the descriptor. Throws Exception{wire}
+  // unless it is a sealed memfd of at least one page and at most `max_size` bytes, Exception{error}
+  // if the system refuses.
+  static std::shared_ptr<Segment> map(const Descriptor& descriptor, std::size_t max_size);
   // The same for reading only: writing to it ends this process.
-  static std::shared_ptr<Segment> map_read_only(Descriptor descriptor, std::size_t max_size);
+  static std::shared_ptr<Segment> map_read_only(const Descriptor& descriptor, std::size_t max_size);
 
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -65,7 +66,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
  private:
   Segment(Descriptor descriptor, std::byte* data, std::size_t size);
   static std::shared_ptr<Segment> make(std::size_t size, const char* label, bool to_lend);
-  static std::shared_ptr<Segment> adopt(Descriptor descriptor, std::size_t max_size,
+  static std::shared_ptr<Segment> adopt(const Descriptor& descriptor, std::size_t max_size,
                                         int protection);
   std::byte* begin_copy() const noexcept;
   bool end_copy(std::byte* copy) noexcept;

@@ -366,8 +366,10 @@ void Node::closed(Time now, ConnectionId id, const Error& error) {
 void Node::drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
-  if (tell_transport) actions_.push_back(CloseConnection{id, error});
   Peer* peer = connection->peer;
+  if (tell_transport) {
+    actions_.push_back(CloseConnection{id, error, peer == nullptr ? Uid{} : peer->instance});
+  }
   const bool attached = connection->attached;
   connections_.erase(id);
   if (!attached) timers_.forget([this](const Timer& timer) { return counts(timer); });

@@ -119,6 +119,7 @@ struct MapLoan {
 struct CloseConnection {
   ConnectionId connection;
   Error error;
+  Uid peer{};  // empty: it has not proven who it is
 };
 
 struct LostMessage {

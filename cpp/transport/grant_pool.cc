@@ -60,11 +60,8 @@ void GrantPool::add_segment(std::size_t block_bytes) {
   });
   // With room for all blocks of the size, no release allocates; nor does the code below.
   blocks.reserve((static_cast<std::size_t>(alike) + 1) * (size / block_bytes));
-  changes_.reserve(changes_.size() + 1);
   segments_.emplace(number, SegmentEntry{segment, block_bytes});
   last_segment_ = number;
-  changes_.push_back({number, segment});
-  changed_ = true;
   for (std::size_t end = size; end > 0; end -= block_bytes) {
     blocks.push_back({number, end - block_bytes});
   }
@@ -79,7 +76,7 @@ void GrantPool::release(const FreeBlock& block) {
   if (closed_ || entry.forked) {
     if (entry.in_use > 0) return;
     segments_.erase(of);
-    if (!closed_) tell_retired(block.segment);
+    ++retired_;
     return;
   }
   const std::size_t block_bytes = entry.block_bytes;
@@ -101,15 +98,10 @@ void GrantPool::retire_coldest(std::size_t block_bytes, std::vector<FreeBlock>& 
   const std::uint64_t number = blocks.front().segment;
   blocks.erase(blocks.begin());
   segments_.erase(number);
+  ++retired_;
   free_bytes_ -= block_bytes;
-  tell_retired(number);
   std::size_t& idle = idle_[block_bytes];
   idle = std::min(idle, blocks.size());
-}
-
-void GrantPool::tell_retired(std::uint64_t segment) {
-  changes_.push_back({segment, nullptr});
-  changed_ = true;
 }
 
 // Segments of one block, as above. The coldest ones were free all the time.
@@ -128,10 +120,10 @@ bool GrantPool::retire_idle() {
   return more || std::any_of(segments_.begin(), segments_.end(), is_large);
 }
 
-std::vector<GrantPool::Change> GrantPool::take_changes() {
+std::shared_ptr<memory::Segment> GrantPool::segment(std::uint64_t number) {
   const std::lock_guard guard(mutex_);
-  changed_ = false;
-  return std::exchange(changes_, {});
+  const auto found = segments_.find(number);
+  return found == segments_.end() ? nullptr : found->second.segment;
 }
 
 void GrantPool::close() {
@@ -142,7 +134,6 @@ void GrantPool::close() {
 void GrantPool::end() {
   closed_ = true;
   free_.clear();
-  changes_.clear();
   std::erase_if(segments_, [](const auto& entry) { return entry.second.in_use == 0; });
 }
 

@@ -33,11 +33,6 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
     wire::GrantPlace place;
     MutableBuffer memory;  // its release, on any thread, returns the block
   };
-  // A segment that the peer must learn of, or should unmap.
-  struct Change {
-    std::uint64_t segment = 0;
-    std::shared_ptr<memory::Segment> made;  // null: retired
-  };
 
   static constexpr std::size_t kSmallestBlock = std::size_t{64} << 10;
   static constexpr std::size_t kLargestBlock = std::size_t{1} << 36;
@@ -50,9 +45,10 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   // Returns to the system the memory unused since the last call. False: nothing is left that a
   // later call could return.
   bool retire_idle();
-  bool changed() const { return changed_.load(std::memory_order_relaxed); }
-  // Changes to report to the peer, in order; a made segment before any grant in it.
-  std::vector<Change> take_changes();
+  // Null: retired, or never made.
+  std::shared_ptr<memory::Segment> segment(std::uint64_t number);
+  // Rises whenever a segment is retired.
+  std::uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }
   // The connection has ended.
   void close();
 
@@ -76,7 +72,6 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   void after_fork_in_parent() noexcept override { mutex_.unlock(); }
   void after_fork_in_child() noexcept override;
   void withhold(std::uint64_t segment, std::size_t block_bytes);
-  void tell_retired(std::uint64_t segment);
   void end();
   void add_segment(std::size_t block_bytes);
   void release(const FreeBlock& block);
@@ -84,7 +79,7 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   void retire_coldest(std::size_t block_bytes, std::vector<FreeBlock>& blocks);
 
   std::mutex mutex_;  // buffers are released on any thread
-  std::atomic<bool> changed_ = false;
+  std::atomic<std::uint64_t> retired_{0};
   bool closed_ = false;
   std::uint64_t last_grant_ = 0;
   std::uint64_t last_segment_ = 0;
@@ -92,7 +87,6 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   Segments segments_;                                   // after the end those with blocks in use
   std::map<std::size_t, std::vector<FreeBlock>> free_;  // by block size, the warmest last
   std::map<std::size_t, std::size_t> idle_;             // by block size: as many were always free
-  std::vector<Change> changes_;
 };
 
 }  // namespace moolink::transport

@@ -89,11 +89,16 @@ class Connection {
   // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
   // more calls cost nothing. False: not now, or the segment is gone.
   virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }
+  // Whether the peer says that it has mapped the segment.
+  virtual bool is_mapped(std::uint64_t /*segment*/) const { return false; }
   // The peer's bytes, for reading only; they stay mapped after the connection has ended. Throws
   // Exception{wire} if the peer has passed no such place, another code if the system refuses.
   virtual Buffer map_loan(const wire::LoanPlace& /*place*/) {
     throw Exception(ErrorCode::wire, "this path has no loans");
   }
+  // The whole of a segment that the peer has passed and this side has said to have mapped; also
+  // after the end of the connection, until its last reference is gone. Null: there is none.
+  virtual LentBytes lent_bytes(std::uint64_t /*segment*/) const { return nullptr; }
 
   // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
   // handler gets them with the key. The caller keeps them. False: this path cannot, not now, or the

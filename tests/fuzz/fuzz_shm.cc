@@ -6,8 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <new>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "io/descriptor_passing.h"
 #include "io/doorbell.h"
@@ -26,6 +30,22 @@ using namespace moolink::transport;
 using namespace moolink::transport::shm;
 
 constexpr std::size_t kWords = 4096;
+
+// In an order that the corpus relies on.
+constexpr auto kNotices = std::to_array<std::pair<NoticeKind, Access>>({
+    {NoticeKind::greeting, Access::read},
+    {NoticeKind::pass, Access::fill},
+    {NoticeKind::retire, Access::fill},
+    {NoticeKind::share, Access::read},
+    {NoticeKind::bye, Access::read},
+    {NoticeKind::pass, Access::read},
+    {NoticeKind::retire, Access::read},
+    {NoticeKind::receives, Access::read},
+    {NoticeKind::mapped, Access::read},
+    {NoticeKind::pass, Access::block},
+    {NoticeKind::retire, Access::block},
+    {NoticeKind::refuses, Access::read},
+});
 
 // What a peer can pass: 0 a ring, 1 a segment, 2 one that is not sealed, 3 an empty one,
 // 4 a doorbell, 5 a file, 6 a pipe's end.
@@ -79,7 +99,7 @@ class Victim final : public Handler, public Handshake::Owner, public ShmConnecti
 
 void send_notice(Input& input, int socket) {
   Notice notice;
-  notice.kind = static_cast<NoticeKind>(input.below(8));
+  std::tie(notice.kind, notice.access) = kNotices[input.below(kNotices.size())];
   notice.segment = input.number();
   if (input.byte() == 0xff) notice.magic = input.byte();
   if (input.byte() == 0xff) notice.version = input.byte();
@@ -185,8 +205,10 @@ void run(Input input) {
 
 std::vector<Bytes> seeds() {
   const auto notice = [](Output& output, NoticeKind kind, std::uint64_t segment,
-                         std::initializer_list<int> descriptors) {
-    output.byte(0).byte(static_cast<std::uint64_t>(kind)).number(segment).byte(0).byte(0).byte(0);
+                         std::initializer_list<int> descriptors, Access access = Access::read) {
+    const auto found = std::ranges::find(kNotices, std::pair(kind, access));
+    output.byte(0).byte(static_cast<std::uint64_t>(found - kNotices.begin()));
+    output.number(segment).byte(0).byte(0).byte(0);
     output.byte(descriptors.size());
     for (const int descriptor : descriptors) output.byte(static_cast<std::uint64_t>(descriptor));
   };
@@ -196,8 +218,8 @@ std::vector<Bytes> seeds() {
   Output output;
   notice(output, NoticeKind::greeting, 0, {0, 4});
   use(output, 0, 0, 0);
-  notice(output, NoticeKind::segment, 7, {1});
-  notice(output, NoticeKind::lend, 8, {1});
+  notice(output, NoticeKind::pass, 7, {1}, Access::fill);
+  notice(output, NoticeKind::pass, 8, {1});
   use(output, 7, 90, 1);
   output.byte(50);
   use(output, 8, 90, 2);
@@ -205,16 +227,20 @@ std::vector<Bytes> seeds() {
   use(output, 0, 90, 4);
   notice(output, NoticeKind::share, 0, {4, 5});
   output.byte(2).bytes(Bytes(9, std::byte{1})).byte(11);
-  notice(output, NoticeKind::unlend, 8, {});
-  notice(output, NoticeKind::retire, 7, {});
+  notice(output, NoticeKind::retire, 8, {});
+  notice(output, NoticeKind::retire, 7, {}, Access::fill);
   notice(output, NoticeKind::bye, 0, {});
   Output early;
   notice(early, NoticeKind::greeting, 0, {0, 4});
-  for (std::uint64_t i = 0; i < 3; ++i) notice(early, NoticeKind::lend, i, {1});
+  for (std::uint64_t i = 0; i < 3; ++i) notice(early, NoticeKind::pass, i, {1});
   use(early, 0, 0, 0);
+  Output answer;
+  notice(answer, NoticeKind::greeting, 0, {0, 4});
+  use(answer, 0, 0, 0);
+  notice(answer, NoticeKind::mapped, 1, {});
   Output wrong;
   notice(wrong, NoticeKind::greeting, 0, {1, 6});
-  return {output.take(), early.take(), wrong.take()};
+  return {output.take(), early.take(), answer.take(), wrong.take()};
 }
 
 }  // namespace moolink::fuzz

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pathlib
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import moolink
+from tests.processes import killed_at_the_end, start_python
 from tests.waiting import formed, until
 
 Join = Callable[..., moolink.Group]
@@ -53,7 +55,8 @@ def test_others_read_it_where_it_is(join: Join, ordinary: int) -> None:
     reduce_until(groups, arrays, begun + 2 * (3 - ordinary))
     for group in groups:
         group.close()
-    assert lent_mappings() == begun
+        group.rpc.close()
+    until(lambda: lent_mappings() == begun, "the ends of the connections")
 
 
 def test_it_is_let_go_when_its_owner_has_freed_it(join: Join) -> None:
@@ -81,6 +84,47 @@ def test_it_is_let_go_though_nothing_more_is_reduced(join: Join) -> None:
     del large, arrays
     gc.collect()
     until(lambda: lent_mappings() == begun, "what was freed to be unmapped")
+
+
+# A member that sums twenty times, perhaps with an address space limited after the first, and tells
+# how many segments of others it maps then.
+OTHER = """
+    import pathlib, resource, sys
+    import numpy as np, moolink
+    with moolink.Rpc("b", timeout=20) as rpc, moolink.Group(rpc, "group") as group:
+        rpc.connect(sys.argv[1])
+        group.wait_for_members(2, 20)
+        for turn in range(20):
+            array = np.full(600_000, turn, np.float32)
+            assert (group.all_reduce("x", array, inplace=True).result(20) == 3 * turn).all()
+            if turn == 0 and sys.argv[2] == "refuses":
+                pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+                limit = pages * resource.getpagesize() + (1 << 30)
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            print("turn", flush=True)
+        print(pathlib.Path("/proc/self/maps").read_text().count("moolink-lending"), flush=True)
+        sys.stdin.read()
+    """
+
+
+@pytest.mark.parametrize("mapping", ["works", "refuses"])
+def test_windows_serve_a_member_that_cannot_map_it(
+    join: Join, broker_address: str, mapping: str
+) -> None:
+    group = join("a")
+    with killed_at_the_end() as processes:
+        other = start_python("-c", textwrap.dedent(OTHER), broker_address, mapping)
+        processes.append(other)
+        assert other.stdout is not None
+        group.wait_for_members(2, 20)
+        large = moolink.empty((1 << 30,), "float32")  # more than the limit leaves room for
+        for turn in range(20):
+            array = large[:COUNT] if turn > 0 else np.empty(COUNT, np.float32)
+            array[:] = 2 * turn
+            assert group.all_reduce("x", array, inplace=True).result(20) is array
+            assert (array == 3 * turn).all()
+            assert other.stdout.readline() == "turn\n"
+        assert other.stdout.readline() == ("1\n" if mapping == "works" else "0\n")
 
 
 def test_torch_and_dtypes(join: Join) -> None:

@@ -87,8 +87,9 @@ bool gather(Report& report, const std::vector<std::unique_ptr<Member>>& members)
   return false;
 }
 
-Buffer numbers(std::size_t count, float value) {
-  const MutableBuffer memory = HeapAllocator().allocate(count * sizeof(float));
+// In memory that the others of the host may map.
+Buffer numbers(GroupPeer& group, std::size_t count, float value) {
+  const MutableBuffer memory = group.rpc()->context()->lending().allocate(count * sizeof(float));
   auto* elements = reinterpret_cast<float*>(memory.data());
   for (std::size_t i = 0; i < count; ++i) elements[i] = value + static_cast<float>(i % 5);
   return memory;
@@ -164,7 +165,7 @@ std::size_t reduce(Report& report, const Members& members, const std::string& na
   const auto futures = begin_all(report, members, name.c_str(), [&](GroupPeer& group) {
     collective::OpSpec spec;
     spec.shape = {static_cast<std::int64_t>(count)};
-    const Buffer input = numbers(count, 1);
+    const Buffer input = numbers(group, count, 1);
     const MutableBuffer output = HeapAllocator().allocate(input.size());
     return faults::inside(
         [&] { return group.collective(name, spec, input, output, false, false); });
@@ -201,7 +202,7 @@ void run_group(Report& report, const Paths& paths) {
   if (broker.address.empty()) return;
   const Members members = join<MemberProcess>(report, broker, paths);
   if (members.empty() || !gather(report, members)) return;
-  constexpr std::size_t kCounts[] = {16, 20000, 500000};
+  constexpr std::size_t kCounts[] = {16, 20000, 500000, 500000, 500000};  // the last ones are lent
   for (const std::size_t count : kCounts) {
     reduce(report, members, "sum" + std::to_string(count), count);
   }

@@ -64,10 +64,13 @@ struct RpcStats {
 class PeerObserver {
  public:
   virtual ~PeerObserver() = default;
-  virtual void peer_up(const rpc::PeerUp& peer) = 0;
-  virtual void peer_down(const rpc::PeerDown& peer) = 0;
+  virtual void peer_up(const rpc::PeerUp& /*peer*/) {}
+  virtual void peer_down(const rpc::PeerDown& /*peer*/) {}
   // Service messages sent to the instance while it was not up have been dropped.
   virtual void undelivered(const Uid& /*instance*/) {}
+  // What the instance lent through it can be read while the connection is held.
+  virtual void connection_ended(const Uid& /*instance*/,
+                                const std::shared_ptr<transport::Connection>& /*connection*/) {}
   // At an address that this peer dials, a peer has another key.
   virtual void refused(const rpc::Refused& /*refusal*/) {}
   // The exception barrier: one of these calls, or a service message, failed.
@@ -157,6 +160,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // connection through shared memory now.
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
   DescriptorExchange& descriptors() { return descriptors_; }
+  // Whether the instance has mapped this segment of the lending pool, on the connection in use. If
+  // not, passes the segment, or makes the peers connect as for a message of the group.
+  bool lends(const Uid& instance, const std::string& peer, std::uint64_t segment,
+             const std::string& group);
+  // A segment that the instance lends; null: it is not mapped, or its connection has ended.
+  LentBytes lent_by(const Uid& instance, std::uint64_t segment);
   // For a second at most. Releases the lock meanwhile.
   void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
   ServiceRouter& router() { return router_; }
@@ -270,6 +279,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   }
   void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type);
   transport::Connection* find(wire::ConnectionId id);
+  transport::Connection* in_use(const rpc::Receiver& receiver);
+  std::shared_ptr<transport::Connection> forget(wire::ConnectionId id, const Uid& instance);
   transport::Transport& transport_for(const std::string& address);
   void listen_beside(const transport::Connection& connection);
   void listen_unasked(const std::string& address);

@@ -52,9 +52,9 @@ void RpcPeer::end(const rpc::StreamItem& action, const Error& error) {
 
 // The peer has reported something impossible about its memory.
 void RpcPeer::refuse_path(wire::ConnectionId id, const Error& error) {
-  const auto node = connections_.extract(id);
+  const auto connection = forget(id, node_.instance_of(id));
   node_.closed(io::now(), id, error);
-  if (!node.empty()) node.mapped()->close();
+  if (connection != nullptr) connection->close();
 }
 
 // --- of the peer

@@ -9,6 +9,7 @@
 #include "base/enum_names.h"
 #include "device/block.h"
 #include "rpc/dialler.h"
+#include "rpc/messages.h"
 #include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
@@ -37,6 +38,15 @@ std::string rdma_address(const std::vector<std::string>& bound) {
 
 // --- events of transports
 
+// Each behind the barrier.
+template <class Tell>
+void RpcPeer::tell_observers(const Tell& tell) {
+  for (std::size_t i = 0; i < observers_.size(); ++i) {
+    PeerObserver& observer = *observers_[i];
+    guard([&] { tell(observer); }, [&](const Error& error) { observer.failed(error); });
+  }
+}
+
 void RpcPeer::opened(std::shared_ptr<transport::Connection> connection,
                      const std::string& dialled_address) {
   transport::Connection& opened = *connection;
@@ -53,7 +63,7 @@ void RpcPeer::closed(transport::Connection& connection, const Error& error, bool
   const Uid instance = node_.instance_of(connection.id());
   const Time now = clock();
   record(FlightKind::closed, "", connection.id(), error.message);
-  connections_.erase(connection.id());
+  forget(connection.id(), instance);
   node_.closed(now, connection.id(), error);
   if (peer_dead && instance) node_.peer_dead(io::now(), instance);
   carry_out();
@@ -131,10 +141,29 @@ void RpcPeer::grant_filled(transport::Connection& connection, const wire::GrantP
 }
 
 bool RpcPeer::share(const Uid& instance, const Uid& key, std::span<const int> descriptors) {
-  return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
-    return entry.second->path() == wire::PathKind::shm &&
-           node_.instance_of(entry.first) == instance && entry.second->share(key, descriptors);
-  });
+  transport::Connection* connection = in_use(instance);
+  return connection != nullptr && connection->share(key, descriptors);
+}
+
+bool RpcPeer::lends(const Uid& instance, const std::string& peer, std::uint64_t segment,
+                    const std::string& group) {
+  transport::Connection* connection = in_use(instance);
+  if (connection != nullptr) {
+    return connection->pass_segment(segment) && connection->is_mapped(segment);
+  }
+  send_service_to(instance, peer, rpc::Service::directory,
+                  {wire::encode(rpc::DirectoryMessage{}), {}}, group);
+  return false;
+}
+
+LentBytes RpcPeer::lent_by(const Uid& instance, std::uint64_t segment) {
+  transport::Connection* connection = in_use(instance);
+  LentBytes bytes = connection == nullptr ? nullptr : connection->lent_bytes(segment);
+  for (auto other = connections_.begin(); bytes == nullptr && other != connections_.end();
+       ++other) {
+    if (node_.instance_of(other->first) == instance) bytes = other->second->lent_bytes(segment);
+  }
+  return bytes;
 }
 
 // A peer that connects can be dialled too, on the interface that it connected from: others learn
@@ -188,6 +217,11 @@ void RpcPeer::ask_for_more() {
 transport::Connection* RpcPeer::find(wire::ConnectionId id) {
   const auto found = connections_.find(id);
   return found == connections_.end() ? nullptr : found->second.get();
+}
+
+transport::Connection* RpcPeer::in_use(const rpc::Receiver& receiver) {
+  const auto id = node_.connection_in_use(io::now(), receiver);
+  return id ? find(*id) : nullptr;
 }
 
 // False: CUDA does not provide the bytes, so no path can carry them, and the session has ended.
@@ -302,8 +336,15 @@ void RpcPeer::perform(rpc::Dial& action) {
 
 void RpcPeer::perform(rpc::CloseConnection& action) {
   record(FlightKind::closed, "", action.connection, action.error.message);
-  const auto node = connections_.extract(action.connection);
-  if (!node.empty()) node.mapped()->close();
+  if (const auto connection = forget(action.connection, action.peer)) connection->close();
+}
+
+std::shared_ptr<transport::Connection> RpcPeer::forget(wire::ConnectionId id, const Uid& instance) {
+  const auto node = connections_.extract(id);
+  if (node.empty()) return nullptr;
+  tell_observers(
+      [&](PeerObserver& observer) { observer.connection_ended(instance, node.mapped()); });
+  return node.mapped();
 }
 
 void RpcPeer::perform(rpc::AllocateGrant& action) {
@@ -333,8 +374,7 @@ void RpcPeer::perform(rpc::FillGrant& action) {
 
 bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {
   const Engine::Lock lock = context_->lock();
-  const auto in_use = node_.connection_in_use(io::now(), receiver);
-  const transport::Connection* connection = in_use ? find(*in_use) : nullptr;
+  const transport::Connection* connection = in_use(receiver);
   return connection != nullptr && connection->reads_device(device);
 }
 
@@ -403,15 +443,6 @@ void RpcPeer::return_loans() {
 void RpcPeer::perform(rpc::PeerUp& action) {
   record(FlightKind::peer_up, action.name, 0, action.same_host ? "same host" : "another host");
   tell_observers([&](PeerObserver& observer) { observer.peer_up(action); });
-}
-
-// Each behind the barrier.
-template <class Tell>
-void RpcPeer::tell_observers(const Tell& tell) {
-  for (std::size_t i = 0; i < observers_.size(); ++i) {
-    PeerObserver& observer = *observers_[i];
-    guard([&] { tell(observer); }, [&](const Error& error) { observer.failed(error); });
-  }
 }
 
 void RpcPeer::perform(rpc::Undelivered& action) {

@@ -243,7 +243,7 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
                                            std::to_string(descriptors.size()) + " descriptors");
     }
     const std::uint64_t bytes = collective::PipelineSegment::bytes_of(layout());
-    segment_ = memory::Segment::map(std::move(descriptors[0]), memory::round_to_pages(bytes));
+    segment_ = memory::Segment::map(descriptors[0], memory::round_to_pages(bytes));
     for (std::size_t i = 1; i < descriptors.size(); ++i) {
       io::check_doorbell(descriptors[i]);
       (i == 1 ? watched_ : bells_).push_back(std::move(descriptors[i]));

@@ -24,27 +24,32 @@ SharedCollectives::SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::st
                                      rpc::Service service, Events events)
     : rpc_(std::move(rpc)),
       events_(std::move(events)),
-      loans_(rpc_, group, "loans:" + scope),
+      group_(group),
       segment_(rpc_, group, scope,
                {std::move(what), service, [this] { attach(); },
                 [this] { events_.ready(segment_.members().epoch); }}) {
-  rpc_->context()->engine().loop().add(*this);
+  rpc_->add(static_cast<PeerObserver&>(*this));
+  try {
+    rpc_->context()->engine().loop().add(*this);
+  } catch (...) {
+    rpc_->remove(static_cast<PeerObserver&>(*this));
+    throw;
+  }
 }
 
 void SharedCollectives::attach() {
-  loans_.enter(segment_.members(), segment_.rank());
   pipeline_ = std::make_unique<collective::SharedPipeline>(
       collective::PipelineSegment(segment_.segment(), segment_.segment()->bytes(),
                                   segment_.layout()),
       segment_.rank(), rpc_->context()->pool(),
-      [this](std::uint32_t rank, std::uint64_t number) { return loans_.lent_by(rank, number); });
+      [this](std::uint32_t rank, std::uint64_t number) { return lent_by(rank, number); });
 }
 
 void SharedCollectives::leave() {
   if (pipeline_) pipeline_->give_up();
   pipeline_.reset();
   outdated_ = false;
-  loans_.leave();
+  ended_.clear();
   segment_.leave();
 }
 
@@ -52,8 +57,9 @@ void SharedCollectives::close() {
   if (std::exchange(closed_, true)) return;
   if (pipeline_) pipeline_->withdraw();
   pipeline_.reset();
-  loans_.close();
+  ended_.clear();
   segment_.close();
+  rpc_->remove(static_cast<PeerObserver&>(*this));
   rpc_->context()->engine().loop().remove(*this);
 }
 
@@ -61,10 +67,39 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   if (outdated_) return;
   if (!pipeline_) throw Exception(ErrorCode::error, "this member has no shared memory for it");
   if (may_be_lent(operation)) {
-    operation.lent = loans_.place(operation.inputs.front().data(), operation.output.size());
+    operation.lent = place(operation.inputs.front().data(), operation.output.size());
   }
   pipeline_->start(std::move(operation));
   rpc_->context()->engine().loop().wake();
+}
+
+// The place where all others of the host read these bytes. Empty: they are not in the lending pool,
+// or some member has not mapped them, which this requests.
+collective::LentPlace SharedCollectives::place(const std::byte* data, std::size_t size) const {
+  const auto place = rpc_->context()->lending().find(data, size);
+  if (!place) return {};
+  const Members& members = segment_.members();
+  bool mapped = members.instances.size() > 1;
+  for (std::uint32_t rank = 0; rank < members.instances.size(); ++rank) {
+    if (rank == segment_.rank()) continue;
+    mapped &= rpc_->lends(members.instances[rank], members.names[rank], place->segment, group_);
+  }
+  return mapped ? collective::LentPlace{place->segment, place->offset} : collective::LentPlace{};
+}
+
+LentBytes SharedCollectives::lent_by(std::uint32_t rank, std::uint64_t segment) const {
+  const Uid& lender = segment_.members().instances[rank];
+  LentBytes bytes = rpc_->lent_by(lender, segment);
+  for (auto ended = ended_.begin(); bytes == nullptr && ended != ended_.end(); ++ended) {
+    if (ended->first == lender) bytes = ended->second->lent_bytes(segment);
+  }
+  return bytes;
+}
+
+void SharedCollectives::connection_ended(const Uid& instance,
+                                         const std::shared_ptr<transport::Connection>& connection) {
+  if (pipeline_ && connection->path() == wire::PathKind::shm)
+    ended_.emplace_back(instance, connection);
 }
 
 void SharedCollectives::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {

@@ -10,7 +10,6 @@
 #include "collective/shared_pipeline.h"
 #include "io/loop.h"
 #include "runtime/peer/rpc_peer.h"
-#include "runtime/shared_memory/host_loans.h"
 #include "runtime/shared_memory/host_segment.h"
 
 namespace moolink::runtime {
@@ -19,6 +18,7 @@ namespace moolink::runtime {
 // collective/shared_pipeline.h advances whenever a thread polls the loop. All calls, in both
 // directions, are made with the engine's lock held.
 class SharedCollectives final : public io::Pollable,
+                                private PeerObserver,
                                 public std::enable_shared_from_this<SharedCollectives> {
  public:
   using Members = HostSegment::Members;
@@ -44,10 +44,7 @@ class SharedCollectives final : public io::Pollable,
   void abandon(std::uint64_t s);
   void close();
 
-  void tick(Time now) {
-    segment_.tick(now);
-    loans_.take_back_freed();
-  }
+  void tick(Time now) { segment_.tick(now); }
   Time next_deadline() const { return segment_.next_deadline(); }
   // Ranks of the segment; 0: there is none.
   std::uint32_t ranks() const { return pipeline_ ? pipeline_->layout().ranks : 0; }
@@ -63,6 +60,11 @@ class SharedCollectives final : public io::Pollable,
   }
 
  private:
+  void connection_ended(const Uid& instance,
+                        const std::shared_ptr<transport::Connection>& connection) override;
+  void failed(const Error& error) override { events_.broken(error); }
+  collective::LentPlace place(const std::byte* data, std::size_t size) const;
+  LentBytes lent_by(std::uint32_t rank, std::uint64_t segment) const;
   void attach();
   bool advance();
   void take_ended();
@@ -70,8 +72,11 @@ class SharedCollectives final : public io::Pollable,
 
   std::shared_ptr<RpcPeer> rpc_;
   Events events_;
-  HostLoans loans_;
+  const std::string group_;
   HostSegment segment_;
+  // Connections that ended in this epoch. Their peers may name what they have lent through them:
+  // they hear later that a connection has ended.
+  std::vector<std::pair<Uid, std::shared_ptr<transport::Connection>>> ended_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
   // The others are in a newer epoch. The message about it is in transit, and fails running
   // operations.

@@ -39,7 +39,7 @@ ShmConnection::ShmConnection(Environment& environment, Owner& owner, Link link)
       reader_(std::move(link.incoming), peer_bell_),
       receiver_(environment, *this),
       grants_(std::make_shared<GrantPool>()),
-      lent_(environment.lending) {
+      passed_(grants_, environment.lending) {
   traits_.preference = kPreference;
   traits_.grants = true;
   traits_.grant_bytes = kGrantBytes;
@@ -136,9 +136,9 @@ bool ShmConnection::poll() {
   guarded([&] {
     something |= fill();
     something |= receive();
-    if (grants_->changed()) tell_grant_segments();
-    if (lent_.changed()) lent_.tell_retired(socket_.get());
-    if (heard_) borrowed_.tell_devices(socket_.get());
+    if (passed_.changed()) passed_.tell_retired(socket_.get());
+    theirs_.tell_mapped(socket_.get());
+    if (heard_) theirs_.tell_devices(socket_.get());
   });
   return something;
 }
@@ -151,21 +151,23 @@ bool ShmConnection::receive() {
   return something;
 }
 
-// --- grants
+// --- segments
 
 std::optional<Grant> ShmConnection::allocate_grant(std::size_t bytes) {
   if (state_ != State::open || failed_) return std::nullopt;
   std::optional<GrantPool::Block> block = grants_->allocate(bytes);
   // The peer must know the segment before it gets a grant in it.
-  if (!block || !tell_grant_segments()) return std::nullopt;
+  if (!block || !passed_.pass(socket_.get(), {Access::fill, block->place.segment})) {
+    return std::nullopt;
+  }
   if (!idle_timer_) retire_idle_grants();
   return Grant{block->place, std::move(block->memory)};
 }
 
-// Memory of grants unused for a while is returned to the system, here and at the peer.
+// Memory of grants unused for a while is returned to the system, here and, after the next poll, at
+// the peer.
 void ShmConnection::retire_idle_grants() {
   const bool again = grants_->retire_idle();
-  if (grants_->changed()) tell_grant_segments();
   idle_timer_.reset();
   if (!again) return;
   idle_timer_ = environment_.loop.at(io::now() + kIdle, [self = shared_from_this()] {
@@ -173,50 +175,32 @@ void ShmConnection::retire_idle_grants() {
   });
 }
 
-// False: the socket is full, or the connection gone; the rest is reported later, or never.
-bool ShmConnection::tell_grant_segments() {
-  for (GrantPool::Change& change : grants_->take_changes()) untold_.push_back(std::move(change));
-  while (!untold_.empty()) {
-    const GrantPool::Change& change = untold_.front();
-    const Notice notice{.kind = change.made ? NoticeKind::segment : NoticeKind::retire,
-                        .segment = change.segment};
-    const int descriptor = change.made ? change.made->descriptor() : -1;
-    if (!try_send_notice(socket_.get(), notice, {&descriptor, change.made ? 1u : 0u})) return false;
-    if (change.made) change.made->close_descriptor();
-    untold_.pop_front();
-  }
-  return true;
-}
-
 void ShmConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
   if (state_ != State::open || failed_) return;
-  learn_segment(place);
-  filler_.begin(place, std::move(bytes));
+  learn({Access::fill, place.segment});
+  filler_.begin(place, theirs_.at(place), std::move(bytes));
   environment_.loop.wake();
 }
 
 MutableBuffer ShmConnection::grant_memory(const wire::GrantPlace& place) {
   if (state_ != State::open || failed_) return {};
-  learn_segment(place);
-  return filler_.memory(place);
+  learn({Access::fill, place.segment});
+  return theirs_.at(place);
 }
 
-// The segment was passed through the socket before the grant was written into the ring.
-void ShmConnection::learn_segment(const wire::GrantPlace& place) {
-  if (!filler_.knows(place.segment)) take_notices();
+// It was passed through the socket before a place in it was written into the ring.
+void ShmConnection::learn(SegmentId segment) {
+  if (!theirs_.knows(segment) && state_ == State::open && !failed_) take_notices();
 }
-
-// --- loans
 
 bool ShmConnection::pass_segment(std::uint64_t segment) {
   if (state_ != State::open || failed_) return false;
-  return lent_.pass(socket_.get(), segment, heard_ ? ~std::size_t{0} : kMaxEarlyLoans);
+  return passed_.pass(socket_.get(), to_read(segment), heard_ ? kMaxSegments : kMaxEarlyLoans);
 }
 
 Buffer ShmConnection::map_loan(const wire::LoanPlace& place) {
-  // The segment was passed through the socket before the loan was written into the ring.
-  if (!borrowed_.knows(place.segment) && state_ == State::open && !failed_) take_notices();
-  return borrowed_.at(place, socket_.get());
+  learn(to_read(place.segment));
+  return theirs_.at(place, socket_.get());
 }
 
 bool ShmConnection::share(const Uid& key, std::span<const int> descriptors) {
@@ -295,21 +279,16 @@ void ShmConnection::take_notice(io::DescriptorMessage message) {
     case NoticeKind::bye:
       peer_said_bye_ = true;
       return;
-    case NoticeKind::segment:
-      return filler_.add_segment(notice.segment, std::move(message.descriptors[0]));
+    case NoticeKind::pass:
+      return theirs_.add(notice, std::move(message.descriptors[0]));
     case NoticeKind::retire:
-      return filler_.retire_segment(notice.segment);
-    case NoticeKind::lend:
-      return borrowed_.add(notice.segment, std::move(message.descriptors[0]));
-    case NoticeKind::lend_of_device:
-      return borrowed_.add_block(notice.segment, notice.key, notice.bytes,
-                                 std::move(message.descriptors[0]));
-    case NoticeKind::unlend:
-      return borrowed_.remove(notice.segment);
+      return theirs_.remove({notice.access, notice.segment});
+    case NoticeKind::mapped:
+      return passed_.mapped(notice.segment);
     case NoticeKind::receives:
-      return lent_.peer_receives(notice.key);
+      return passed_.peer_receives(notice.key);
     case NoticeKind::refuses:
-      return lent_.peer_refuses(notice.key);
+      return passed_.peer_refuses(notice.key);
     case NoticeKind::share:
       return tell_shared(notice.key, std::move(message.descriptors));
     case NoticeKind::greeting:
@@ -394,9 +373,7 @@ void ShmConnection::drop() {
   queue_.clear();
   early_notices_.clear();
   filler_.clear();
-  borrowed_.clear();
   grants_->close();
-  untold_.clear();
 }
 
 void ShmConnection::abandon() noexcept {
@@ -404,9 +381,7 @@ void ShmConnection::abandon() noexcept {
   if (pidfd_) pidfd_->reset();
   bell_.reset();
   peer_bell_.reset();
-  for (GrantPool::Change& change : untold_) {
-    if (change.made) change.made->close_descriptor();
-  }
+  theirs_.abandon();
 }
 
 void ShmConnection::fail(Error error, bool peer_dead) noexcept {

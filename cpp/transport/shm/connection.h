@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,9 +15,9 @@
 #include "transport/send_queue.h"
 #include "transport/shm/grant_filler.h"
 #include "transport/shm/handshake.h"
-#include "transport/shm/lending.h"
 #include "transport/shm/notice.h"
 #include "transport/shm/ring.h"
+#include "transport/shm/segments.h"
 #include "transport/transport.h"
 
 namespace moolink::transport::shm {
@@ -56,9 +55,11 @@ class ShmConnection final : public Connection,
   std::optional<Grant> allocate_grant(std::size_t bytes) override;
   void fill_grant(const wire::GrantPlace& place, Buffer bytes) override;
   MutableBuffer grant_memory(const wire::GrantPlace& place) override;
-  bool reads_device(int device) const override { return lent_.may_lend_of(device); }
+  bool reads_device(int device) const override { return passed_.may_lend_of(device); }
   bool pass_segment(std::uint64_t segment) override;
+  bool is_mapped(std::uint64_t segment) const override { return passed_.is_mapped(segment); }
   Buffer map_loan(const wire::LoanPlace& place) override;
+  LentBytes lent_bytes(std::uint64_t segment) const override { return theirs_.bytes(segment); }
   bool share(const Uid& key, std::span<const int> descriptors) override;
 
   bool poll() override;
@@ -81,8 +82,7 @@ class ShmConnection final : public Connection,
   bool receive();
   void watch_peer();
   bool fill();
-  bool tell_grant_segments();
-  void learn_segment(const wire::GrantPlace& place);
+  void learn(SegmentId segment);
   void retire_idle_grants();
   bool take_notices();
   void take_notice(io::DescriptorMessage message);
@@ -116,10 +116,9 @@ class ShmConnection final : public Connection,
   SendQueue queue_{kLowWater, kHighWater};
   std::shared_ptr<GrantPool> grants_;
   GrantFiller filler_;
-  LentSegments lent_;
-  BorrowedSegments borrowed_;
+  PassedSegments passed_;
+  PeerSegments theirs_;  // kept to the end of this object: others may read them until then
   std::vector<io::DescriptorMessage> early_notices_;  // arrived before this side was established
-  std::deque<GrantPool::Change> untold_;              // grant segments to report to the peer
 
   State state_ = State::open;
   bool established_ = false;

@@ -122,8 +122,7 @@ void Handshake::finish(io::DescriptorMessage message) {
   if (decode_notice(message).kind != NoticeKind::greeting) {
     throw Exception(ErrorCode::wire, peer_ + " sent something else before its greeting");
   }
-  auto outgoing = map_ring(std::move(message.descriptors[0]));
-  outgoing->close_descriptor();
+  auto outgoing = map_ring(message.descriptors[0]);
   const auto keep = shared_from_this();
   io::check_doorbell(message.descriptors[1]);
   Link link{std::move(socket_),

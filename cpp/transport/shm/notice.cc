@@ -13,15 +13,13 @@ bool has_its_descriptors(NoticeKind kind, std::size_t count) {
   switch (kind) {
     case NoticeKind::greeting:
       return count == 2;
-    case NoticeKind::segment:
-    case NoticeKind::lend:
-    case NoticeKind::lend_of_device:
+    case NoticeKind::pass:
       return count == 1;
     case NoticeKind::share:
       return count > 0;
     case NoticeKind::retire:
+    case NoticeKind::mapped:
     case NoticeKind::bye:
-    case NoticeKind::unlend:
     case NoticeKind::receives:
     case NoticeKind::refuses:
       return count == 0;

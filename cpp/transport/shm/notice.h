@@ -14,31 +14,37 @@ namespace moolink::transport::shm {
 // Messages over the Unix socket beside the rings: those with descriptors, and the farewell.
 enum class NoticeKind : std::uint8_t {
   greeting,  // first, by both sides; descriptors: the ring that its sender reads, its doorbell
-  segment,   // grants will use this segment; descriptors: the segment
-  retire,    // no grant will use that segment any more
+  pass,      // the receiver may use this segment; descriptors: the segment
+  retire,    // the sender of that segment will name it no more
+  mapped,    // the answer to a segment to read, once it is mapped
   share,     // descriptors for the layers above, under a key
   bye,       // the end of file that follows is intended, and no sign of death
-  lend,      // loans will use this segment; descriptors: the segment
-  unlend,    // no loan will use that segment any more
   receives,  // arrays are received on this CUDA device: its memory may be lent
-  lend_of_device,  // like lend, of so many bytes of a device's memory
-  refuses,         // memory of this CUDA device could not be mapped: it is not to be lent any more
+  refuses,   // memory of this CUDA device could not be mapped: it is not to be lent any more
 };
 constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::refuses; }
 
+// What the other side may do with a segment. Each kind has its own numbers.
+enum class Access : std::uint8_t {
+  fill,   // its sender's grants
+  read,   // its sender's lending pool
+  block,  // to read, too: memory of a CUDA device
+};
+constexpr Access enum_max(Access) { return Access::block; }
+
 inline constexpr std::uint32_t kNoticeMagic = 0x6d68736d;  // "mshm" in memory
-inline constexpr std::uint32_t kNoticeVersion = 3;
+inline constexpr std::uint32_t kNoticeVersion = 4;
 
 struct Notice {
   std::uint32_t magic = kNoticeMagic;
   std::uint32_t version = kNoticeVersion;
   NoticeKind kind = NoticeKind::bye;
-  // segment, retire: its number in the connection; lend, unlend, lend_of_device: its lender's
-  std::uint64_t segment = 0;
-  Uid key{};                // share; receives, lend_of_device, refuses: the device
-  std::uint64_t bytes = 0;  // lend_of_device
+  Access access = Access::read;  // pass, retire
+  std::uint64_t segment = 0;     // pass, retire, mapped
+  Uid key{};                     // share; receives, refuses, pass of a block: the device
+  std::uint64_t bytes = 0;       // pass of a block
 
-  auto fields() { return std::tie(magic, version, kind, segment, key, bytes); }
+  auto fields() { return std::tie(magic, version, kind, access, segment, key, bytes); }
 };
 
 // False: the socket is full. Throws Exception{peer_lost} if the connection is gone.

@@ -36,8 +36,8 @@ std::shared_ptr<memory::Segment> make_ring(std::size_t capacity) {
   return memory::Segment::create(kWordsBytes + capacity, "moolink-ring");
 }
 
-std::shared_ptr<memory::Segment> map_ring(Descriptor descriptor) {
-  auto segment = memory::Segment::map(std::move(descriptor), kWordsBytes + kLargestRingBytes);
+std::shared_ptr<memory::Segment> map_ring(const Descriptor& descriptor) {
+  auto segment = memory::Segment::map(descriptor, kWordsBytes + kLargestRingBytes);
   if (segment->size() < kWordsBytes + kSmallestRingBytes ||
       !std::has_single_bit(capacity_of(*segment))) {
     throw Exception(ErrorCode::wire, "a peer passed a ring of " + std::to_string(segment->size()) +

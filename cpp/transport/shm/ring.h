@@ -43,7 +43,7 @@ inline constexpr std::size_t kRingPieceBytes = std::size_t{64} << 10;
 // The segment of a ring of `capacity` bytes, which is rounded up to a power of two.
 std::shared_ptr<memory::Segment> make_ring(std::size_t capacity);
 // A ring's segment that a peer made. Throws Exception{wire} if it cannot be one.
-std::shared_ptr<memory::Segment> map_ring(Descriptor descriptor);
+std::shared_ptr<memory::Segment> map_ring(const Descriptor& descriptor);
 
 class RingWriter {
  public:

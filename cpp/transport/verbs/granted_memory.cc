@@ -6,10 +6,12 @@ namespace moolink::transport::verbs {
 
 std::optional<Grant> GrantedMemory::allocate(std::size_t bytes) {
   std::optional<GrantPool::Block> block = pool_->allocate(bytes);
-  follow_pool();
+  deregister_retired();
   if (!block) return std::nullopt;
-  Registered& lies_in = segments_.at(block->place.segment);
+  Registered& lies_in = segments_[block->place.segment];
   if (!lies_in.region) {
+    lies_in.segment = pool_->segment(block->place.segment);
+    lies_in.segment->close_descriptor();
     lies_in.region = device_.register_memory(lies_in.segment->data(), lies_in.segment->size(),
                                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   }
@@ -19,20 +21,16 @@ std::optional<Grant> GrantedMemory::allocate(std::size_t bytes) {
                std::move(block->memory)};
 }
 
-void GrantedMemory::follow_pool() {
-  for (GrantPool::Change& change : pool_->take_changes()) {
-    if (change.made) {
-      change.made->close_descriptor();
-      segments_.emplace(change.segment, Registered{std::move(change.made), {}});
-    } else {
-      segments_.erase(change.segment);
-    }
-  }
+void GrantedMemory::deregister_retired() {
+  const std::uint64_t retired = pool_->retired();
+  if (std::exchange(retired_, retired) == retired) return;
+  std::erase_if(segments_,
+                [&](const auto& entry) { return pool_->segment(entry.first) == nullptr; });
 }
 
 bool GrantedMemory::retire_idle() {
   const bool again = pool_->retire_idle();
-  follow_pool();
+  deregister_retired();
   return again;
 }
 

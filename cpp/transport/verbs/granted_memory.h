@@ -33,10 +33,11 @@ class GrantedMemory {
     Region region;
   };
 
-  void follow_pool();
+  void deregister_retired();
 
   Device& device_;
   std::shared_ptr<GrantPool> pool_;
+  std::uint64_t retired_ = 0;  // of the pool, at the last look
   std::map<std::uint64_t, Registered> segments_;
 };
 

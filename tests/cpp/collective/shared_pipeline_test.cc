@@ -30,7 +30,8 @@ struct Ranks {
       pipelines.push_back(std::make_unique<SharedPipeline>(
           PipelineSegment(segment, segment->bytes(), layout), rank, heap,
           [this](std::uint32_t lender, std::uint64_t number) {
-            return lent.at(lender).at(number - 1).span();
+            return std::make_shared<const std::span<const std::byte>>(
+                lent.at(lender).at(number - 1).span());
           }));
       bells.push_back(io::make_doorbell());
     }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "memory/borrowed_segment.h"
 
 namespace moolink::memory {
 namespace {
@@ -128,6 +130,39 @@ TEST("a segment to lend can be mapped for reading, and for nothing else") {
   CHECK_EQ(std::memcmp(mapped->data(), "again", 5), 0);
   CHECK_THROWS(Segment::map(duplicate(), 1 << 20), ErrorCode::error);  // the kernel refuses
   CHECK(::mprotect(mapped->data(), mapped->size(), PROT_READ | PROT_WRITE) != 0);
+}
+
+TEST("borrowed: a fork leaves buffers their bytes, and a reader of the whole the owner's memory") {
+  const auto made = Segment::create_to_lend(1 << 16, "moolink-test");
+  const auto set = [&](int value) { std::memset(made->data(), value, made->size()); };
+  const auto is = [](std::byte byte, int value) { return byte == static_cast<std::byte>(value); };
+  const auto in_child = [](auto condition) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(condition() ? 0 : 1);
+    int status = -1;
+    CHECK_EQ(::waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  };
+  auto borrowed = BorrowedSegment::map(Descriptor(::dup(made->descriptor())), 1 << 20);
+  const LentBytes whole = borrowed->bytes();
+  std::vector<Buffer> buffers;
+  for (int value = 1; value <= 3; ++value) {
+    set(value);
+    buffers.push_back(borrowed->buffer(100, 50));
+    const auto own_bytes = [&] {
+      for (int i = 0; i < value; ++i) {
+        if (!is(buffers[static_cast<std::size_t>(i)].data()[49], i + 1)) return false;
+      }
+      return true;
+    };
+    CHECK(in_child([&] { return own_bytes() && whole->empty(); }));
+    set(9);
+    CHECK(own_bytes());
+    CHECK(is((*whole)[100], 9) && is(borrowed->buffer(100, 1).data()[0], 9));
+  }
+  borrowed.reset();
+  set(5);
+  CHECK(is((*whole)[0], 5));
 }
 
 TEST("only memory that cannot go away under a reader is mapped") {

@@ -1,8 +1,13 @@
 #include "runtime/shared_memory/shared_collectives.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -168,6 +173,76 @@ TEST("shared collectives: three peers reduce a slice each") {
   for (std::size_t i = 0; i < results.size(); ++i) {
     CHECK(is_line(results[i], 1.5F, (3 + 3 * static_cast<float>(i / 3 + 1)) / 2));
   }
+}
+
+// Ends every connection through shared memory of this process, as a failing system would.
+void cut_sockets() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int descriptor = std::stoi(entry.path().filename().string());
+    sockaddr_un address{};
+    socklen_t size = sizeof address;
+    if (::getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+        address.sun_family == AF_UNIX && size > sizeof address.sun_family) {
+      ::shutdown(descriptor, SHUT_RDWR);  // the dialler's end: only that one's peer has a name
+    }
+  }
+}
+
+TEST("shared collectives: memory is lent once it is mapped, beyond the end of the connection") {
+  Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
+  b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
+  a.rpc->define("none", [](const Incoming& call) { call.responder->send({}); });
+  for (Member* member : {&a, &b}) member->enter({&a, &b}, 3);
+  for (Member* member : {&a, &b}) CHECK(member->wait([&] { return member->ready == 3; }));
+  const MutableBuffer memory = b.context->lending().allocate(kBytes);
+  const std::uint64_t segment = b.context->lending().find(memory.data(), kBytes)->segment;
+  const auto write = [&](float value) {
+    std::memcpy(memory.data(), filled(value).data(), memory.size());
+  };
+  const auto lends = [&] {
+    const Engine::Lock lock = b.context->lock();
+    return b.rpc->lends(a.rpc->instance(), "a", segment, "test");
+  };
+  const auto is_there = [&] {
+    const Engine::Lock lock = a.context->lock();
+    return a.rpc->lent_by(b.rpc->instance(), segment) != nullptr;
+  };
+  const auto call_until = [&](const std::function<bool()>& condition) {
+    const Time until = io::now() + seconds(30);
+    while (!condition() && io::now() < until) {
+      b.rpc->call("a", "none", {}, seconds(30), 1)->wait(until, {});
+    }
+    return condition();
+  };
+  {
+    // a cannot answer: the operation passes through windows, which are read when b begins it.
+    const Engine::Lock lock = a.context->lock();
+    CHECK(!lends());
+  }
+  CHECK(call_until(lends));
+  CHECK(is_there());
+  for (const std::uint64_t s : {1, 2}) {
+    write(1);
+    const MutableBuffer second = b.reduce(s, 2, {memory});
+    // b has put nothing into its window: a reads what is here when it begins, though the connection
+    // has ended before the second operation of a.
+    {
+      const Engine::Lock lock = b.context->lock();
+      write(4);
+    }
+    if (s == 2) {
+      cut_sockets();
+      CHECK(call_until([&] { return !is_there(); }));
+    }
+    const MutableBuffer first = a.reduce(s, 2, {filled(1)});
+    for (Member* member : {&a, &b}) {
+      CHECK(member->wait([&] { return member->ended.contains(s); }));
+      CHECK(!member->broken);
+    }
+    CHECK(is_line(first, 1, 2.5F) && is_line(second, 1, 2.5F));
+  }
+  CHECK(call_until(lends));  // through the next connection
 }
 
 TEST("shared collectives: a member that enters late finds the offer that came early") {

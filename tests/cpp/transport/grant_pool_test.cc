@@ -69,21 +69,21 @@ bool in_child(Condition condition) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// A peer's view of the segments that it was told of.
+// A peer that maps every segment of the pool.
 struct Peer {
   std::vector<std::shared_ptr<memory::Segment>> mapped;
   std::set<std::uint64_t> known;
 
   void learn(GrantPool& pool) {
-    for (const GrantPool::Change& change : pool.take_changes()) {
-      if (change.made == nullptr) {
-        CHECK_EQ(known.erase(change.segment), 1u);
-        continue;
+    for (std::uint64_t number = 1; number < 200; ++number) {
+      const auto segment = pool.segment(number);
+      if (segment == nullptr) {
+        known.erase(number);
+      } else if (known.insert(number).second) {
+        mapped.push_back(memory::Segment::map(Descriptor(::dup(segment->descriptor())),
+                                              GrantPool::kLargestBlock));
+        segment->close_descriptor();
       }
-      CHECK(known.insert(change.segment).second);
-      mapped.push_back(memory::Segment::map(Descriptor(::dup(change.made->descriptor())),
-                                            GrantPool::kLargestBlock));
-      change.made->close_descriptor();
     }
   }
 };

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "shm_subject.h"
 #include "transport/grant_pool.h"
 #include "transport/shm/grant_filler.h"
+#include "transport/shm/segments.h"
 #include "transport/shm/transport.h"
 
 namespace moolink::transport {
@@ -23,7 +25,9 @@ using conformance::pattern;
 using conformance::same_bytes;
 using conformance::Side;
 using conformance::wait_until;
+using shm::Access;
 using shm::GrantFiller;
+using shm::PeerSegments;
 
 Descriptor copy_of(const memory::Segment& segment) {
   return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
@@ -43,33 +47,29 @@ TEST("grants: blocks do not overlap, are aligned, and are used again when releas
     CHECK(places.emplace(block->place.segment, block->place.offset).second);
     blocks.push_back(std::move(*block));
   }
-  const std::size_t segments = pool->take_changes().size();
-  CHECK_EQ(segments, (200u + 31) / 32);
+  std::set<std::uint64_t> segments;
+  for (const auto& place : places) segments.insert(place.first);
+  CHECK_EQ(segments.size(), (200u + 31) / 32);
   const std::byte* last = blocks.back().memory.data();
   blocks.pop_back();
   auto again = pool->allocate(100000);
   CHECK(again && again->memory.data() == last);  // the warmest
-  CHECK(pool->take_changes().empty());
+  CHECK(segments.contains(again->place.segment));
   CHECK(!pool->allocate(GrantPool::kLargestBlock + 1));
 }
 
-TEST("grants: much free memory goes back to the system, and the peer is told") {
+TEST("grants: much free memory goes back to the system") {
   const auto pool = std::make_shared<GrantPool>();
   std::vector<GrantPool::Block> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(*pool->allocate(std::size_t{60} << 20));
-  CHECK_EQ(pool->take_changes().size(), 10u);
-  CHECK(!pool->changed());
+  std::vector<std::uint64_t> made;
+  for (const auto& block : blocks) made.push_back(block.place.segment);
+  CHECK_EQ(pool->retired(), 0u);
   blocks.clear();
-  CHECK(pool->changed());
-  const auto changes = pool->take_changes();
-  CHECK_EQ(changes.size(), 6u);  // 4 blocks of 64 MB are kept
-  std::set<std::uint64_t> retired;
-  for (const auto& change : changes) {
-    CHECK(change.made == nullptr);
-    retired.insert(change.segment);
-  }
-  CHECK_EQ(retired.size(), 6u);
-  CHECK(!retired.contains(pool->allocate(std::size_t{60} << 20)->place.segment));
+  CHECK_EQ(pool->retired(), 6u);  // 4 blocks of 64 MB are kept
+  const auto is_kept = [&](std::uint64_t segment) { return pool->segment(segment) != nullptr; };
+  CHECK_EQ(std::ranges::count_if(made, is_kept), 4);
+  CHECK(std::ranges::count(made, pool->allocate(std::size_t{60} << 20)->place.segment) == 1);
 }
 
 TEST("grants: what was not used between two looks goes back to the system") {
@@ -79,15 +79,13 @@ TEST("grants: what was not used between two looks goes back to the system") {
     const auto first = pool->allocate(size);
     const auto second = pool->allocate(size);
   }
-  CHECK_EQ(pool->take_changes().size(), 2u);
   CHECK(pool->retire_idle());  // both were in use meanwhile
-  CHECK(pool->take_changes().empty());
+  CHECK_EQ(pool->retired(), 0u);
   pool->allocate(size);  // the warm one
   CHECK(pool->retire_idle());
-  const auto changes = pool->take_changes();
-  CHECK(changes.size() == 1 && changes[0].made == nullptr);
+  CHECK_EQ(pool->retired(), 1u);
   CHECK(!pool->retire_idle());
-  CHECK_EQ(pool->take_changes().size(), 1u);
+  CHECK_EQ(pool->retired(), 2u);
   CHECK(pool->allocate(size).has_value());
 }
 
@@ -115,49 +113,26 @@ TEST("grants: buffers may be released on any thread") {
   }
 }
 
-TEST("grants: a filler writes nothing outside of the grant") {
-  GrantFiller filler;
-  const auto segment = memory::Segment::create(1 << 16, "moolink-test");
-  filler.add_segment(4, copy_of(*segment));
-  const Buffer bytes = pattern(1000, 1);
-  for (const wire::GrantPlace bad :
-       {wire::GrantPlace{1, 5, 0, 1000}, wire::GrantPlace{1, 4, (1 << 16) - 999, 1000},
-        wire::GrantPlace{1, 4, ~std::uint64_t{0} - 500, 1000}, wire::GrantPlace{1, 4, 0, 999},
-        wire::GrantPlace{1, 4, std::uint64_t{1} << 63, ~std::uint64_t{0}}}) {
-    CHECK_THROWS(filler.begin(bad, bytes), ErrorCode::wire);
-  }
-  CHECK(filler.idle());
-  filler.begin({1, 4, (1 << 16) - 1000, 1000}, bytes);
-  CHECK_EQ(filler.step()->grant, 1u);
-  CHECK_EQ(std::memcmp(segment->data() + (1 << 16) - 1000, bytes.data(), 1000), 0);
-  CHECK_EQ(static_cast<int>(segment->data()[(1 << 16) - 1001]), 0);
-}
-
-TEST("grants: segments are added once and retired once") {
-  GrantFiller filler;
-  const auto segment = memory::Segment::create(1 << 16, "moolink-test");
-  filler.add_segment(1, copy_of(*segment));
-  CHECK_THROWS(filler.add_segment(1, copy_of(*segment)), ErrorCode::wire);
-  CHECK_THROWS(filler.add_segment(2, Descriptor()), ErrorCode::wire);
-  CHECK_THROWS(filler.retire_segment(2), ErrorCode::wire);
-  filler.retire_segment(1);
-  CHECK_THROWS(filler.begin({1, 1, 0, 10}, pattern(10, 1)), ErrorCode::wire);
-}
-
 TEST("grants: a part is copied in slices, and a job survives the end of its segment") {
   GrantFiller filler;
+  PeerSegments segments;
   const auto segment = memory::Segment::create(3 << 20, "moolink-test");
-  filler.add_segment(1, copy_of(*segment));
+  segments.add({.access = Access::fill, .segment = 1}, copy_of(*segment));
   const Buffer bytes = pattern((2 << 20) + 5, 1);
-  filler.begin({1, 1, 64, bytes.size()}, bytes);
-  filler.begin({2, 1, 0, 0}, Buffer{});
-  filler.retire_segment(1);
+  const wire::GrantPlace place{1, 1, 64, bytes.size()};
+  CHECK_THROWS(filler.begin(place, segments.at({1, 1, 64, bytes.size() - 1}), bytes),
+               ErrorCode::wire);
+  CHECK(filler.idle());
+  filler.begin(place, segments.at(place), bytes);
+  filler.begin({2, 1, 0, 0}, segments.at({2, 1, 0, 0}), Buffer{});
+  segments.remove({Access::fill, 1});
   CHECK(!filler.step());
   CHECK(!filler.step());
   CHECK_EQ(filler.step()->grant, 1u);
   CHECK_EQ(filler.step()->grant, 2u);
   CHECK(filler.idle());
   CHECK_EQ(std::memcmp(segment->data() + 64, bytes.data(), bytes.size()), 0);
+  CHECK_EQ(static_cast<int>(segment->data()[63]), 0);
 }
 
 TEST("shm: parts go into grants, whose memory is the receiver's own") {

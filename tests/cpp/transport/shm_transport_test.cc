@@ -348,6 +348,16 @@ TEST("shm: a notice out of place closes the connection with a wire error") {
   CHECK(server.closures.at(0).code == ErrorCode::wire);
 }
 
+TEST("shm: an answer to a segment that was never passed closes the connection with a wire error") {
+  Witness server;
+  RawClient client(server.listen());
+  client.greet();
+  wait_for(server, [&] { return server.connections.size() == 1; });
+  CHECK(shm::send_notice(client.socket(), {.kind = shm::NoticeKind::mapped, .segment = 1}, {}));
+  wait_for(server, [&] { return server.closures.size() == 1; });
+  CHECK(server.closures.at(0).code == ErrorCode::wire);
+}
+
 TEST("shm: a peer that rings without end keeps its connection, and keeps nobody from others") {
   Witness server;
   Witness friendly;

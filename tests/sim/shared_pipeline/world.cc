@@ -48,7 +48,9 @@ SharedPipelineWorld::SharedPipelineWorld(std::uint64_t seed, bool print)
   for (std::uint32_t i = 0; i < layout_.ranks; ++i) {
     ranks_[i].pipeline = std::make_unique<SharedPipeline>(
         PipelineSegment(memory_, segment.span(), layout_), i, heap_,
-        [this](std::uint32_t rank, std::uint64_t number) { return lent(rank, number); });
+        [this](std::uint32_t rank, std::uint64_t number) {
+          return std::make_shared<const std::span<const std::byte>>(lent(rank, number));
+        });
   }
   make_operations();
 }

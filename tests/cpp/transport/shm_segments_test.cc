@@ -1,10 +1,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,19 +14,21 @@
 #include "conformance.h"
 #include "device/block.h"
 #include "device/fake_cuda.h"
+#include "io/descriptor_passing.h"
 #include "memory/lending_pool.h"
 #include "shm_subject.h"
-#include "transport/shm/lending.h"
+#include "transport/shm/segments.h"
 #include "transport/shm/transport.h"
 
 namespace moolink::transport {
-namespace shm_lending_test {
+namespace shm_segments_test {
 
 using conformance::pattern;
 using conformance::same_bytes;
 using conformance::wait_until;
 using memory::LendingPool;
-using shm::BorrowedSegments;
+using shm::Access;
+using shm::PeerSegments;
 
 // A side that lends.
 struct Side : conformance::Side {
@@ -49,38 +53,188 @@ Descriptor copy_of(const memory::Segment& segment) {
   return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
 }
 
-TEST("lending: a borrower believes no place outside of what it was lent") {
-  BorrowedSegments borrowed;
+constexpr wire::GrantPlace to_fill(const wire::LoanPlace& place) {
+  return {place.loan, place.segment, place.offset, place.bytes};
+}
+
+TEST("segments: no place outside of what was passed for that access is believed") {
+  PeerSegments theirs;
   const auto segment = memory::Segment::create_to_lend(1 << 16, "moolink-test");
+  const auto writable = memory::Segment::create(1 << 16, "moolink-test");
   std::memset(segment->data(), 9, segment->size());
-  borrowed.add(4, copy_of(*segment));
+  theirs.add({.access = Access::read, .segment = 4}, copy_of(*segment));
+  theirs.add({.access = Access::fill, .segment = 5}, copy_of(*writable));
   const std::uint64_t end = 1 << 16;
   for (const wire::LoanPlace bad :
        {wire::LoanPlace{1, 5, 0, 100}, wire::LoanPlace{1, 4, end - 99, 100},
         wire::LoanPlace{1, 4, end + 1, 0}, wire::LoanPlace{1, 4, ~std::uint64_t{0} - 50, 100},
         wire::LoanPlace{1, 4, 1, ~std::uint64_t{0}},
         wire::LoanPlace{1, 4, std::uint64_t{1} << 63, std::uint64_t{1} << 63}}) {
-    CHECK_THROWS(borrowed.at(bad, -1), ErrorCode::wire);
+    CHECK_THROWS(theirs.at(bad, -1), ErrorCode::wire);
+    wire::GrantPlace grant = to_fill(bad);
+    grant.segment = grant.segment == 4 ? 5 : 4;
+    CHECK_THROWS(theirs.at(grant), ErrorCode::wire);
   }
-  const Buffer bytes = borrowed.at({1, 4, end - 100, 100}, -1);
+  const Buffer bytes = theirs.at(wire::LoanPlace{1, 4, end - 100, 100}, -1);
   CHECK_EQ(bytes.size(), 100u);
   CHECK_EQ(static_cast<int>(bytes.data()[99]), 9);
+  const MutableBuffer room = theirs.at(wire::GrantPlace{1, 5, end - 100, 100});
+  room.data()[99] = std::byte{7};
+  CHECK_EQ(static_cast<int>(writable->data()[end - 1]), 7);
 }
 
-TEST("lending: what is lent twice, taken back twice, or cut short is refused") {
-  BorrowedSegments borrowed;
+TEST("segments: what is passed twice, retired twice, or cut short is refused") {
+  for (const Access access : {Access::fill, Access::read}) {
+    PeerSegments theirs;
+    const auto segment = memory::Segment::create(1 << 16, "moolink-test");
+    const auto add = [&](std::uint64_t number, Descriptor descriptor) {
+      theirs.add({.access = access, .segment = number}, std::move(descriptor));
+    };
+    add(1, copy_of(*segment));
+    CHECK_THROWS(add(1, copy_of(*segment)), ErrorCode::wire);
+    CHECK_THROWS(add(2, Descriptor()), ErrorCode::wire);
+    CHECK_THROWS(theirs.remove({access, 2}), ErrorCode::wire);
+    Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    CHECK_EQ(::ftruncate(unsealed.get(), 1 << 16), 0);
+    CHECK_THROWS(add(3, std::move(unsealed)), ErrorCode::wire);
+    const Buffer held = access == Access::fill ? Buffer(theirs.at(wire::GrantPlace{1, 1, 0, 100}))
+                                               : theirs.at(wire::LoanPlace{1, 1, 0, 100}, -1);
+    theirs.remove({access, 1});
+    CHECK_THROWS(theirs.at(wire::GrantPlace{1, 1, 0, 100}), ErrorCode::wire);
+    CHECK_THROWS(theirs.at(wire::LoanPlace{1, 1, 0, 100}, -1), ErrorCode::wire);
+    CHECK_EQ(static_cast<int>(held.data()[0]), 0);  // mapped for as long as somebody reads it
+  }
+}
+
+TEST("segments: too many, and too large ones, are refused") {
+  PeerSegments theirs;
+  const auto segment = memory::Segment::create(1 << 12, "moolink-test");
+  for (std::uint64_t number = 0; number < shm::kMaxSegments; ++number) {
+    const Access access = number % 2 == 0 ? Access::fill : Access::read;
+    theirs.add({.access = access, .segment = number}, copy_of(*segment));
+  }
+  const shm::Notice next{.access = Access::read, .segment = shm::kMaxSegments};
+  CHECK_THROWS(theirs.add(next, copy_of(*segment)), ErrorCode::wire);
+  theirs.remove({Access::fill, 0});
+  theirs.add(next, copy_of(*segment));
+  theirs.remove({Access::fill, 2});
+  const Descriptor large(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK_EQ(::ftruncate(large.get(), static_cast<off_t>(GrantPool::kLargestBlock + 4096)), 0);
+  CHECK_EQ(::fcntl(large.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+  Descriptor passed(::fcntl(large.get(), F_DUPFD_CLOEXEC, 0));
+  CHECK_THROWS(theirs.add({.access = Access::fill, .segment = 0}, std::move(passed)),
+               ErrorCode::wire);
+}
+
+struct Sockets {
+  Sockets() {
+    int ends[2];
+    CHECK_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    ours = Descriptor(ends[0]);
+    peer = Descriptor(ends[1]);
+  }
+  // The notices that have come, with all but the first `fillers`.
+  std::vector<shm::Notice> take(int fillers = 0) {
+    std::vector<shm::Notice> notices;
+    io::DescriptorMessage message;
+    while (io::receive_message(peer.get(), message) == io::Received::message) {
+      if (--fillers < 0) notices.push_back(shm::decode_notice(message));
+    }
+    return notices;
+  }
+  int fill() {
+    int fillers = 0;
+    while (::send(ours.get(), "x", 1, 0) == 1) ++fillers;
+    return fillers;
+  }
+
+  Descriptor ours;
+  Descriptor peer;
+};
+
+TEST("segments: a full socket takes nothing, and what was not told is told later") {
+  const auto pool = std::make_shared<LendingPool>();
+  shm::PassedSegments passed(std::make_shared<GrantPool>(), pool.get());
+  PeerSegments theirs;
+  Sockets sockets;
+  const int ours = sockets.ours.get();
+  MutableBuffer block = pool->allocate(std::size_t{1} << 30);  // more than is kept
+  const std::uint64_t number = pool->find(block.data(), 1)->segment;
+  theirs.add({.access = Access::read, .segment = 7}, copy_of(*pool->segment(number)));
+  int fillers = sockets.fill();
+  CHECK(!passed.pass(ours, shm::to_read(number)));
+  theirs.tell_mapped(ours);
+  CHECK(sockets.take(fillers).empty());
+  CHECK(passed.pass(ours, shm::to_read(number)));
+  theirs.tell_mapped(ours);
+  theirs.tell_mapped(ours);
+  auto notices = sockets.take();
+  CHECK_EQ(notices.size(), 2u);
+  CHECK(notices.at(0).kind == shm::NoticeKind::pass && notices.at(0).segment == number);
+  CHECK(notices.at(1).kind == shm::NoticeKind::mapped && notices.at(1).segment == 7);
+  block = {};
+  fillers = sockets.fill();
+  passed.tell_retired(ours);
+  CHECK(passed.changed() && sockets.take(fillers).empty());
+  passed.tell_retired(ours);
+  notices = sockets.take();
+  CHECK(!passed.changed() && notices.size() == 1);
+  CHECK(notices.at(0).kind == shm::NoticeKind::retire && notices.at(0).segment == number);
+}
+
+TEST("segments: what the system does not map is not said to be mapped; its loans are errors") {
+  PeerSegments theirs;
   const auto segment = memory::Segment::create_to_lend(1 << 16, "moolink-test");
-  borrowed.add(1, copy_of(*segment));
-  CHECK_THROWS(borrowed.add(1, copy_of(*segment)), ErrorCode::wire);
-  CHECK_THROWS(borrowed.add(2, Descriptor()), ErrorCode::wire);
-  CHECK_THROWS(borrowed.remove(2), ErrorCode::wire);
-  Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  CHECK_EQ(::ftruncate(unsealed.get(), 1 << 16), 0);
-  CHECK_THROWS(borrowed.add(3, std::move(unsealed)), ErrorCode::wire);
-  const Buffer held = borrowed.at({1, 1, 0, 100}, -1);
-  borrowed.remove(1);
-  CHECK_THROWS(borrowed.at({1, 1, 0, 100}, -1), ErrorCode::wire);
-  CHECK_EQ(static_cast<int>(held.data()[0]), 0);  // mapped for as long as somebody reads it
+  const std::string file = "/proc/self/fd/" + std::to_string(segment->descriptor());
+  Descriptor no_reading(::open(file.c_str(), O_WRONLY | O_CLOEXEC));
+  CHECK(no_reading);
+  theirs.add({.access = Access::read, .segment = 1}, std::move(no_reading));
+  CHECK(theirs.bytes(1) == nullptr);
+  CHECK_THROWS(theirs.at(wire::LoanPlace{1, 1, 0, 100}, -1), ErrorCode::error);
+  Sockets sockets;
+  theirs.tell_mapped(sockets.ours.get());
+  CHECK(sockets.take().empty());
+  theirs.remove({Access::read, 1});
+}
+
+TEST("segments: only an answer to what was passed counts, also after it is retired") {
+  const auto pool = std::make_shared<LendingPool>();
+  shm::PassedSegments passed(std::make_shared<GrantPool>(), pool.get());
+  const Sockets sockets;
+  const int ours = sockets.ours.get();
+  MutableBuffer block = pool->allocate(std::size_t{1} << 30);  // more than is kept
+  const std::uint64_t number = pool->find(block.data(), 1)->segment;
+  CHECK_THROWS(passed.mapped(number), ErrorCode::wire);
+  CHECK(passed.pass(ours, shm::to_read(number)));
+  CHECK(!passed.is_mapped(number));
+  CHECK_THROWS(passed.mapped(number + 1), ErrorCode::wire);
+  passed.mapped(number);
+  CHECK(passed.is_mapped(number));
+  block = {};
+  CHECK(passed.changed());
+  passed.tell_retired(ours);
+  CHECK(!passed.is_mapped(number));
+  passed.mapped(number);  // crossed the notice
+  CHECK(!passed.is_mapped(number));
+}
+
+TEST("shm: a segment to read is answered once it is mapped") {
+  Side lender;
+  Side borrower;
+  if (!conformance::connect(shm_subject(), lender, borrower)) return;
+  const MutableBuffer block = lender.filled(1000, 1);
+  const std::uint64_t segment = lender.place_of(block).segment;
+  CHECK(lender.connection().pass_segment(segment));
+  CHECK(!lender.connection().is_mapped(segment));
+  CHECK(borrower.connection().lent_bytes(segment) == nullptr);
+  wait_until(lender, borrower, [&] { return lender.connection().is_mapped(segment); });
+  LentBytes bytes = borrower.connection().lent_bytes(segment);
+  const std::size_t offset = lender.place_of(block).offset;
+  CHECK_EQ(std::memcmp(bytes->data() + offset, block.data(), 1000), 0);
+  borrower.connection().close();
+  wait_until(lender, borrower, [&] { return lender.closures.size() == 1; });
+  // For whoever holds the connection.
+  CHECK(borrower.connections.at(0)->lent_bytes(segment) == bytes);
 }
 
 TEST("shm: a lent part is the lender's memory, for reading, beyond the connection's end") {
@@ -106,7 +260,6 @@ TEST("shm: a lent part is the lender's memory, for reading, beyond the connectio
   lender.connection().close();
   wait_until(lender, borrower, [&] { return borrower.closures.size() == 1; });
   CHECK(same_bytes(mapped, small));
-  CHECK_THROWS(borrower.connection().map_loan(lender.place_of(small)), ErrorCode::wire);
   CHECK(!lender.connection().pass_segment(1));
 }
 
@@ -234,12 +387,15 @@ TEST("shm: blocks of a device are not lent any more once CUDA does not share one
   CHECK(!lender.connection().reads_device(1));
 }
 
-TEST("lending: a borrower takes blocks only of devices on which it receives") {
+TEST("segments: blocks are taken only of devices on which this side receives") {
   device::fake::load();
-  BorrowedSegments borrowed;
-  CHECK_THROWS(borrowed.add_block(wire::kDeviceSegments | 1, Uid{1, 2}, 1 << 21, Descriptor()),
-               ErrorCode::wire);
+  PeerSegments theirs;
+  const shm::Notice notice{.access = Access::block,
+                           .segment = wire::kDeviceSegments | 1,
+                           .key = Uid{1, 2},
+                           .bytes = 1 << 21};
+  CHECK_THROWS(theirs.add(notice, Descriptor()), ErrorCode::wire);
 }
 
-}  // namespace shm_lending_test
+}  // namespace shm_segments_test
 }  // namespace moolink::transport
