@@ -77,6 +77,7 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 }
 
 void BrokerPeer::carry_out() {
+  rpc_->context()->engine().rearm(broker_.next_deadline());
   pump_.run([this] { return broker_.drain(); }, [this](auto& action) { perform(action); },
             [this](auto&, const Error& error) {
               // Members announce themselves again and again, and get an answer each time.
