@@ -50,6 +50,13 @@ void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
   });
 }
 
+std::shared_ptr<void> ServiceRouter::route(rpc::Service service, const std::string& scope,
+                                           const std::string& group, Route route) {
+  auto remove_it = [this, service, scope](void*) { remove(service, scope); };
+  add(service, scope, group, std::move(route));
+  return {this, std::move(remove_it)};
+}
+
 void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
                              const wire::Payload& payload) {
   try {

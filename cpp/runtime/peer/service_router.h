@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -30,6 +31,9 @@ class ServiceRouter {
   // Exception{invalid_argument} if the scope is taken on this peer.
   void add(rpc::Service service, const std::string& scope, const std::string& group, Route route);
   void remove(rpc::Service service, const std::string& scope);
+  // add(), and remove() when the result ends.
+  [[nodiscard]] std::shared_ptr<void> route(rpc::Service service, const std::string& scope,
+                                            const std::string& group, Route route);
 
   void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
                 const wire::Payload& payload);

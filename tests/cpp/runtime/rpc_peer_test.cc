@@ -275,9 +275,10 @@ TEST("services and observers of peers") {
                                 all.count_down();
                               });
   }
+  Listed<PeerObserver> observes;
   {
     const Engine::Lock lock = pair.client_context->lock();
-    pair.client->add(observer);
+    observes = pair.client->add(observer);
   }
   CHECK(answers(pair.call("echo", 1), 1, 0));
   {
@@ -295,7 +296,7 @@ TEST("services and observers of peers") {
   pair.server->close();
   while (observer.down == 0) std::this_thread::yield();
   const Engine::Lock lock = pair.client_context->lock();
-  pair.client->remove(observer);
+  observes.reset();
 }
 
 TEST("closing while threads call") {
