@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -17,21 +18,22 @@ class Scoped {
   bool& flag_;
 };
 
-// An entry of a list until the end of a scope, however it is left.
+// An entry of a list for as long as this lives. It ends with the lock that guards the list.
 template <class Entry>
 class Listed {
  public:
-  Listed(std::vector<Entry*>& list, std::type_identity_t<Entry>& entry)
-      : list_(list), entry_(&entry) {
-    list_.push_back(entry_);
+  Listed() = default;
+  Listed(std::vector<Entry*>& list, std::type_identity_t<Entry>& entry) : entry_(&entry, {&list}) {
+    list.push_back(&entry);
   }
-  ~Listed() { std::erase(list_, entry_); }
-  Listed(const Listed&) = delete;
-  Listed& operator=(const Listed&) = delete;
+  void reset() { entry_.reset(); }
 
  private:
-  std::vector<Entry*>& list_;
-  Entry* entry_;
+  struct TakeOut {
+    std::vector<Entry*>* list;
+    void operator()(Entry* entry) const { std::erase(*list, entry); }
+  };
+  std::unique_ptr<Entry, TakeOut> entry_;
 };
 
 }  // namespace moolink

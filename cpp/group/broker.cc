@@ -29,19 +29,30 @@ RosterTiming Broker::timing(Time now) const {
 }
 
 void Broker::tick(Time now) {
-  notice(now);
+  judge(now);
   if (now < next_tick_) return;
   next_tick_ = now + config_.tick_every;
-  for (const auto& [group, roster] : rosters_) roster->tick(timing(now));
+  for (const auto& [group, roster] : rosters_) roster->decide(timing(now));
   std::erase_if(rosters_, [&](const auto& item) {
     return item.second->idle() && now - item.second->last_event() >= config_.forget_after;
   });
 }
 
+void Broker::judge(Time now) {
+  notice(now);
+  if (std::exchange(judge_at_, kNever) == kNever) return;
+  for (const auto& [group, roster] : rosters_) {
+    if (roster->has_news()) roster->decide(timing(now));
+  }
+}
+
 void Broker::peer_down(Time now, const Uid& instance, Down how) {
   notice(now);
   if (how == Down::unreachable) return;
-  for (const auto& [group, roster] : rosters_) roster->peer_dead(timing(now), instance, how);
+  for (const auto& [group, roster] : rosters_) {
+    roster->peer_dead(instance, how);
+    if (roster->has_news()) judge_at_ = now;
+  }
 }
 
 void Broker::received(Time now, const Uid& from, std::span<const std::byte> bytes) {
@@ -62,12 +73,14 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
                .first;
     }
     it->second->announced(timing(now), from, std::move(*announce));
-  } else if (it != rosters_.end()) {
-    if (std::holds_alternative<Leave>(message.body)) it->second->left(timing(now), from);
-    if (const auto* demote = std::get_if<Demote>(&message.body)) {
-      it->second->demotion_asked(timing(now), from, *demote);
-    }
+  } else if (it == rosters_.end()) {
+    return;
+  } else if (const auto* demote = std::get_if<Demote>(&message.body)) {
+    it->second->demotion_asked(timing(now), from, *demote);
+  } else if (std::holds_alternative<Leave>(message.body)) {
+    it->second->left(from);
   }
+  if (it->second->has_news()) judge_at_ = now;
 }
 
 void Broker::refuse(const Uid& from, const Announce& announce, const std::string& group) {

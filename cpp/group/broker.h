@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -60,7 +61,10 @@ class Broker {
   ~Broker();
 
   void tick(Time now);
-  Time next_deadline() const { return next_tick_; }
+  // After an event: at once, so that all events of a turn are judged together.
+  Time next_deadline() const { return std::min(next_tick_, judge_at_); }
+  // The part of a tick that is for groups with news.
+  void judge(Time now);
   // Silence is judged by the announcements alone; `unreachable` from below changes nothing.
   void peer_down(Time now, const Uid& instance, Down how);
   // A message of service 2 for a broker (recipient_of). Throws ErrorCode::wire if malformed.
@@ -80,8 +84,9 @@ class Broker {
   BrokerConfig config_;
   Random random_;
   Time started_;
-  Time next_tick_;
-  Time armed_at_;  // silence counts from then on
+  Time next_tick_;          // judges all groups
+  Time judge_at_ = kNever;  // judges those with news
+  Time armed_at_;           // silence counts from then on
   std::map<std::string, std::unique_ptr<Roster>, std::less<>> rosters_;
   std::vector<Action> actions_;
 };

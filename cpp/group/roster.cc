@@ -18,6 +18,9 @@ Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
 
 void Roster::announced(const Timing& timing, const Uid& from, Announce announce) {
   if (announce.self.instance != from) return;  // no peer speaks for another
+  if (const auto it = peers_.find(from); it != peers_.end() && it->second.gone) {
+    decide(timing);  // it comes back: first it goes
+  }
   hear_again(timing);
   if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
     floor_ = std::max({floor_, announce.floor, announce.epoch});
@@ -40,7 +43,7 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   peer.unheard = peer.excused = false;
   if (!formed_ && !opened_) opened_ = timing.now;
   if (formed_) put_right(timing, from);
-  if (new_facts || repair_) decide(timing);
+  news_ = news_ || new_facts || repair_;
 }
 
 // A broker that heard no peer was cut off itself: silence counts anew from then on. For a peer that
@@ -64,18 +67,11 @@ bool Roster::changed(const Announce& before, const Announce& after) const {
          before.suspected != after.suspected || before.gaps != after.gaps;
 }
 
-void Roster::left(const Timing& timing, const Uid& from) {
-  const auto it = peers_.find(from);
-  if (it == peers_.end()) return;
-  it->second.gone = Cause::left;
-  decide(timing);
-}
-
-void Roster::peer_dead(const Timing& timing, const Uid& instance, Down how) {
+void Roster::lost(const Uid& instance, Cause cause) {
   const auto it = peers_.find(instance);
   if (it == peers_.end()) return;
-  it->second.gone = how == Down::closed ? Cause::left : Cause::died;
-  decide(timing);
+  it->second.gone = cause;
+  news_ = true;
 }
 
 void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote& demote) {
@@ -89,18 +85,20 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   } else {
     peers_.at(demote.instance).demote = true;
   }
-  decide(timing);
+  news_ = true;
 }
 
 // ---- decisions
 
 void Roster::decide(const Timing& timing) {
+  news_ = false;
   forget_silent_outsiders(timing);
   if (!formed_) end_gathering(timing);
   if (!formed_) return;
-  for (const auto& [instance, peer] : peers_) {
-    if (in_view(instance) && holds_state(peer)) lineage_has_state_ = true;
-  }
+  lineage_has_state_ =
+      lineage_has_state_ || std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
+        return holds_state(peers_.at(member.instance));
+      });
   find_gaps();
   find_replaced(timing);
   if (timing.armed) find_silent(timing);
@@ -121,7 +119,7 @@ void Roster::decide(const Timing& timing) {
 void Roster::forget_silent_outsiders(const Timing& timing) {
   std::erase_if(peers_, [&](const auto& item) {
     const Peer& peer = item.second;
-    return !in_view(item.first) && (peer.gone || (timing.armed && !reachable(timing, peer)));
+    return (peer.gone || (timing.armed && !reachable(timing, peer))) && !in_view(item.first);
   });
 }
 
@@ -164,7 +162,6 @@ std::uint64_t Roster::next_epoch() {
 
 void Roster::make_view(const Timing& timing, const std::vector<Uid>& joined, Cause cause,
                        bool soft) {
-  const View before = view_;
   const std::vector<MemberInfo> evicted = take_out_gone();
   std::vector<Uid> next = joined;
   for (const MemberInfo& member : view_.members) next.push_back(member.instance);
@@ -176,9 +173,10 @@ void Roster::make_view(const Timing& timing, const std::vector<Uid>& joined, Cau
   view_.cause = cause;
   view_.soft = soft;
   view_.members.clear();
+  for (const Uid& instance : joined) peers_.at(instance).since = view_.epoch;
   for (const Uid& instance : next) {
     Peer& peer = peers_.at(instance);
-    if (before.find(instance) == nullptr || peer.demote) peer.since = view_.epoch;
+    if (peer.demote) peer.since = view_.epoch;
     peer.demote = false;
     view_.members.push_back(peer.last.self);
   }

@@ -37,10 +37,14 @@ class Roster {
          std::vector<Broker::Action>& actions);
 
   void announced(const Timing& timing, const Uid& from, Announce announce);
-  void left(const Timing& timing, const Uid& from);
+  void left(const Uid& from) { lost(from, Cause::left); }
   void demotion_asked(const Timing& timing, const Uid& from, const Demote& demote);
-  void peer_dead(const Timing& timing, const Uid& instance, Down how);
-  void tick(const Timing& timing) { decide(timing); }
+  void peer_dead(const Uid& instance, Down how) {
+    lost(instance, how == Down::closed ? Cause::left : Cause::died);
+  }
+  bool has_news() const { return news_; }
+  // Judges all that came since the last time.
+  void decide(const Timing& timing);
 
   const View& view() const { return view_; }
   bool idle() const { return peers_.empty(); }
@@ -65,7 +69,7 @@ class Roster {
 
   void hear_again(const Timing& timing);
   bool changed(const Announce& before, const Announce& after) const;
-  void decide(const Timing& timing);
+  void lost(const Uid& instance, Cause cause);
   void forget_silent_outsiders(const Timing& timing);
   void send(const Uid& instance, const std::string& name, Buffer bytes) {
     actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
@@ -121,6 +125,7 @@ class Roster {
   std::vector<Broker::Action>& actions_;
 
   bool formed_ = false;
+  bool news_ = false;               // came since the last decision
   bool repair_ = false;             // a view must be made though no member joined or left
   bool issued_ = false;             // this broker made the view's number itself
   bool lineage_has_state_ = false;  // a member has held the state of this lineage

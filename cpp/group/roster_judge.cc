@@ -46,7 +46,7 @@ void Roster::find_gaps() {
 void Roster::find_replaced(const Timing& timing) {
   if (!timing.armed) return;
   for (const auto& [instance, joiner] : peers_) {
-    if (in_view(instance) || joiner.last.epoch != 0 || joiner.gone) continue;
+    if (joiner.last.epoch != 0 || joiner.gone || in_view(instance)) continue;
     for (auto& [other, peer] : peers_) {
       if (other == instance || peer.last.self.name != joiner.last.self.name) continue;
       if (timing.now - peer.heard >= config_.suspect_after && joiner.heard > peer.heard) {
@@ -142,7 +142,7 @@ void Roster::find_suspected(const Timing& timing) {
 std::vector<Uid> Roster::joiners(const Timing& timing) {
   std::vector<Uid> joined;
   for (auto& [instance, peer] : peers_) {
-    if (in_view(instance) || peer.last.epoch != 0 || peer.gone) continue;
+    if (peer.last.epoch != 0 || peer.gone || in_view(instance)) continue;
     if (admissible(timing, instance, peer)) joined.push_back(instance);
   }
   return joined;

@@ -29,9 +29,9 @@ def test_invariants_hold(simulation: Any) -> None:
     assert {what for what, times in result["coverage"].items() if times > 0} >= REACHED
 
 
-# Brokers that hear of two lineages (the first two seeds), and a proof of death that comes so late
+# Brokers that hear of two lineages (the first seed), and a proof of death that comes so late
 # that the dead peer has a successor: chains of faults that few seeds have.
-@pytest.mark.parametrize("seed", [103953, 108292, 106839, 108617])
+@pytest.mark.parametrize("seed", [18863, 31511, 35153])
 def test_rare_chains_of_faults(simulation: Any, seed: int) -> None:
     result = simulation("group").run(f"{seed}..{seed}")
     assert result["failures"] == 0, result["stderr"]
@@ -47,4 +47,4 @@ def test_same_seed_same_trace(simulation: Any) -> None:
 def test_every_mutant_is_caught(simulation: Any) -> None:
     group = simulation("group")
     assert len(group.mutants()) >= 12
-    assert group.survivors(2000) == []
+    assert group.survivors(2000, no_stride_after_restart=2000) == []

@@ -39,7 +39,6 @@ Context::Context(ContextOptions options)
 std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
-  context->engine_.add(context->workers_);
   const auto told = [&sink = *context](std::string_view reason) {
     sink.log(LogLevel::error, "the network thread went on after an error: " + std::string(reason));
   };

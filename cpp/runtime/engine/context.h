@@ -94,6 +94,7 @@ class Context final : public AtFork, public std::enable_shared_from_this<Context
   memory::Pool transient_{0};
   const std::shared_ptr<memory::LendingPool> lending_ = std::make_shared<memory::LendingPool>();
   Workers workers_;
+  const Listed<Driven> workers_tick_ = engine_.add(workers_);
   io::TaskThread compute_{"moolink sums"};
   FlightRecorder recorder_;
   Reminder reminder_;  // of waiting threads

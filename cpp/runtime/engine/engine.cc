@@ -8,7 +8,6 @@
 
 #include "base/barrier.h"
 #include "base/format.h"
-#include "base/scoped.h"
 
 namespace moolink::runtime {
 namespace {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/scoped.h"
 #include "base/time.h"
 #include "io/loop.h"
 #include "runtime/engine/engine_mutex.h"
@@ -68,8 +69,7 @@ class Engine {
   void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
 
   // --- with the lock held
-  void add(Driven& driven) { driven_.push_back(&driven); }
-  void remove(Driven& driven) { std::erase(driven_, &driven); }
+  [[nodiscard]] Listed<Driven> add(Driven& driven) { return {driven_, driven}; }
   // After an operation from outside the loop: the polling thread may have to wake earlier.
   void rearm(Time deadline) {
     if (role_taken_ && deadline < polling_until_) loop_.wake();

@@ -41,6 +41,10 @@ accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string
 }  // namespace
 
 AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options options)
+    : AccumulatorPeer(group->rpc()->context()->lock(), group, std::move(options)) {}
+
+AccumulatorPeer::AccumulatorPeer(const Engine::Lock& /*held*/, std::shared_ptr<GroupPeer> group,
+                                 Options options)
     : group_(std::move(group)),
       rpc_(group_->rpc()),
       scope_(group_->name() + "/" + options.name),
@@ -50,18 +54,15 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
       machine_(machine_config(*rpc_, scope_, options, layout_)),
       moved_at_(io::now()),
       called_at_(moved_at_) {
-  const Engine::Lock lock = rpc_->context()->lock();
   group_->check_role(options.role);
   const Time now = io::now();
+  register_services();
+  driven_ = rpc_->context()->engine().add(*this);
   try {
-    register_services();
-    rpc_->context()->engine().add(*this);
     group_->add(now, *this, options.role);
     settle(now);
   } catch (...) {
-    unregister_services();  // for example, another object of this peer has the name
     group_->remove(now, *this);
-    rpc_->context()->engine().remove(*this);
     throw;
   }
 }
@@ -69,17 +70,15 @@ AccumulatorPeer::AccumulatorPeer(std::shared_ptr<GroupPeer> group, Options optio
 AccumulatorPeer::~AccumulatorPeer() { close(); }
 
 void AccumulatorPeer::register_services() {
-  services_.reserve(2);  // so that adding to it cannot fail
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
-    rpc_->router().add(
+    routed_.push_back(rpc_->router().route(
         service, scope_, group_->name(),
         [this, service](const Uid& from, const wire::Payload& payload) {
           const Time now = io::now();
           group_->event_from(
               [&] { machine_.received(now, from, static_cast<std::uint8_t>(service), payload); });
           carry_out(now);
-        });
-    services_.push_back(service);
+        }));
   }
   runner_ = std::make_shared<OperationRunner>(
       rpc_, group_->name(), "rounds:" + scope_,
@@ -92,20 +91,16 @@ void AccumulatorPeer::register_services() {
           [this](const Error& error) { fail_reductions(error); }});
 }
 
-void AccumulatorPeer::unregister_services() {
-  if (runner_ != nullptr) runner_->close();
-  for (const rpc::Service service : services_) rpc_->router().remove(service, scope_);
-}
-
 void AccumulatorPeer::close() {
   if (rpc_->context()->abandoned()) return;
   const Engine::Lock lock = rpc_->context()->lock();
   if (std::exchange(closed_, true)) return;
-  unregister_services();
+  runner_->close();
+  routed_.clear();
   guard([this] { group_->remove(io::now(), *this); },
         [this](const Error& error) { group_->start_over(error); });
   rpc_->settle(group_->next_deadline());
-  rpc_->context()->engine().remove(*this);
+  driven_.reset();
   bucket_ = {};
   kept_ = {};
   wake();

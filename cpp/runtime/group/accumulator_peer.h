@@ -120,6 +120,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void describe(Time now, Describe how, std::string& text) const override;
 
  private:
+  AccumulatorPeer(const Engine::Lock& held, std::shared_ptr<GroupPeer> group, Options options);
   struct Seen {
     bool connected = false;
     bool wants_state = false;
@@ -145,7 +146,6 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void session_lost(const Uid& instance) override { machine_.session_lost(instance); }
   void refused() override { wake(); }
   void register_services();
-  void unregister_services();
   Engine::Lock lock_open();
   void look(Time now);
   void remind(Time now);
@@ -204,7 +204,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   // Keep a result's and a bucket's memory for the next round.
   std::array<std::shared_ptr<void>, 2> kept_;
   accumulate::Machine machine_;
-  std::vector<rpc::Service> services_;  // whose messages arrive here
+  std::vector<std::shared_ptr<void>> routed_;
+  Listed<Driven> driven_;
   std::shared_ptr<OperationRunner> runner_;
   std::map<collective::OpId, std::pair<std::uint64_t, std::size_t>> operations_;
   std::map<std::uint64_t, Reduction> reductions_;  // by the number of their first operation

@@ -7,40 +7,34 @@
 namespace moolink::runtime {
 
 BrokerPeer::BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config)
-    : rpc_(std::move(rpc)), broker_(config, entropy64(), io::now()) {
-  const Engine::Lock lock = rpc_->context()->lock();
-  rpc_->router().add(rpc::Service::group, ServiceRouter::kBroker, ServiceRouter::kAnyGroup,
-                     [this](const Uid& from, const wire::Payload& payload) {
-                       broker_.received(io::now(), from, payload.body.span());
-                       carry_out();
-                     });
-  try {
-    rpc_->add(static_cast<PeerObserver&>(*this));
-    rpc_->context()->engine().add(*this);
-  } catch (...) {
-    forget();
-    throw;
-  }
-}
+    : BrokerPeer(rpc->context()->lock(), rpc, config) {}
+
+BrokerPeer::BrokerPeer(const Engine::Lock& /*held*/, std::shared_ptr<RpcPeer> rpc,
+                       group::BrokerConfig config)
+    : rpc_(std::move(rpc)),
+      broker_(config, entropy64(), io::now()),
+      routed_(rpc_->router().route(rpc::Service::group, ServiceRouter::kBroker,
+                                   ServiceRouter::kAnyGroup,
+                                   [this](const Uid& from, const wire::Payload& payload) {
+                                     broker_.received(io::now(), from, payload.body.span());
+                                     carry_out();
+                                   })),
+      observes_(rpc_->add(*this)),
+      driven_(rpc_->context()->engine().add(*this)) {}
 
 BrokerPeer::~BrokerPeer() { close(); }
 
 void BrokerPeer::close() {
   if (rpc_->context()->abandoned()) return;
   const Engine::Lock lock = rpc_->context()->lock();
-  if (std::exchange(closed_, true)) return;
-  forget();
-}
-
-void BrokerPeer::forget() {
-  rpc_->router().remove(rpc::Service::group, ServiceRouter::kBroker);
-  rpc_->remove(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().remove(*this);
+  routed_.reset();
+  observes_.reset();
+  driven_.reset();
 }
 
 bool BrokerPeer::closed() {
   const Engine::Lock lock = rpc_->context()->lock();
-  return closed_;
+  return routed_ == nullptr;
 }
 
 std::vector<std::string> BrokerPeer::groups() {
@@ -77,6 +71,7 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 }
 
 void BrokerPeer::carry_out() {
+  rpc_->context()->engine().rearm(broker_.next_deadline());
   pump_.run([this] { return broker_.drain(); }, [this](auto& action) { perform(action); },
             [this](auto&, const Error& error) {
               // Members announce themselves again and again, and get an answer each time.

@@ -31,6 +31,8 @@ class BrokerPeer final : public Driven, private PeerObserver {
   void describe(Time now, Describe how, std::string& text) const override;
 
  private:
+  // The lock is held also if this fails, when members end.
+  BrokerPeer(const Engine::Lock& held, std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
   void carry_out();
@@ -38,12 +40,13 @@ class BrokerPeer final : public Driven, private PeerObserver {
   void perform(group::Broker::Log& action) {
     rpc_->context()->log(action.level, std::move(action.text));
   }
-  void forget();
 
   std::shared_ptr<RpcPeer> rpc_;
   group::Broker broker_;
   ActionPump pump_;
-  bool closed_ = false;
+  std::shared_ptr<void> routed_;  // until close()
+  Listed<PeerObserver> observes_;
+  Listed<Driven> driven_;
 };
 
 }  // namespace moolink::runtime

@@ -25,7 +25,8 @@ group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
   check_name("a group's name", group);
   group::MemberConfig config;
   config.group = group;
-  config.self = {rpc.instance(), rpc.name(), 0, rpc.context()->host_key(), group::Role::member};
+  config.self = {rpc.instance(), rpc.node().name(), 0, rpc.context()->host_key(),
+                 group::Role::member};
   return config;
 }
 
@@ -38,34 +39,30 @@ Error left_error(const std::string& group) {
 }  // namespace
 
 GroupPeer::GroupPeer(std::shared_ptr<RpcPeer> rpc, std::string name)
+    : GroupPeer(rpc->context()->lock(), rpc, std::move(name)) {}
+
+GroupPeer::GroupPeer(const Engine::Lock& /*held*/, std::shared_ptr<RpcPeer> rpc, std::string name)
     : rpc_(std::move(rpc)),
       name_(std::move(name)),
       member_(member_config(*rpc_, name_), io::now()) {
-  const Engine::Lock lock = rpc_->context()->lock();
-  try {
-    register_services();
-    rpc_->add(static_cast<PeerObserver&>(*this));
-    rpc_->context()->engine().add(*this);
-    for (const rpc::PeerInfo& peer : rpc_->node().peers(io::now())) {
-      if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
-    }
-    settle(io::now());
-  } catch (...) {
-    unregister_services();  // for example, another object of this peer has the name
-    throw;
+  register_services();
+  observes_ = rpc_->add(*this);
+  driven_ = rpc_->context()->engine().add(*this);
+  for (const rpc::PeerInfo& peer : rpc_->node().peers(io::now())) {
+    if (peer.connected) peer_up({peer.instance, peer.name, peer.host_key, false, peer.scope});
   }
+  settle(io::now());
 }
 
 GroupPeer::~GroupPeer() { close(); }
 
 void GroupPeer::register_services() {
-  rpc_->router().add(rpc::Service::group, name_, name_,
-                     [this](const Uid& from, const wire::Payload& payload) {
-                       const Time now = io::now();
-                       event_from([&] { member_.received(now, from, payload.body.span()); });
-                       carry_out(now);
-                     });
-  routed_ = true;
+  routed_ = rpc_->router().route(
+      rpc::Service::group, name_, name_, [this](const Uid& from, const wire::Payload& payload) {
+        const Time now = io::now();
+        event_from([&] { member_.received(now, from, payload.body.span()); });
+        carry_out(now);
+      });
   runner_ = std::make_shared<OperationRunner>(
       rpc_, name_, "group:" + name_,
       OperationRunner::Segment{"segment:" + name_, "collectives", rpc::Service::collective},
@@ -75,13 +72,6 @@ void GroupPeer::register_services() {
           [this](const Error& error) { start_over(error); },
           [this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
           [this](const Error& error) { start_over(error); }});
-}
-
-void GroupPeer::unregister_services() {
-  if (runner_ != nullptr) runner_->close();
-  if (routed_) rpc_->router().remove(rpc::Service::group, name_);
-  rpc_->remove(static_cast<PeerObserver&>(*this));
-  rpc_->context()->engine().remove(*this);
 }
 
 // Whatever fails, the group is closed when this returns.
@@ -114,7 +104,10 @@ void GroupPeer::shut() {
   guard(say, ignore);
   wake_waiters();
   next_.reset();
-  unregister_services();
+  runner_->close();
+  routed_.reset();
+  observes_.reset();
+  driven_.reset();
   for (std::size_t i = attached_.size(); i-- > 0;) {
     guard([&] { attached_[i].observer->evicted(now); }, ignore);
   }

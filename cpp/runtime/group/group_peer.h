@@ -109,6 +109,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void describe(Time now, Describe how, std::string& text) const override;
 
  private:
+  GroupPeer(const Engine::Lock& held, std::shared_ptr<RpcPeer> rpc, std::string name);
   struct Attached {
     ViewObserver* observer = nullptr;
     std::uint64_t activated = 0;
@@ -155,7 +156,6 @@ class GroupPeer final : public Driven, private PeerObserver {
   void rejoin(Time now);
   void settle(Time now);
   void register_services();
-  void unregister_services();
   void shut();
   void activate_when_all_have(Time now);
   void tell_has_state(Time now);
@@ -181,7 +181,9 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::string broker_scope_;
   Error refusal_;  // not thrown yet
   group::Member member_;
-  bool routed_ = false;  // messages of the group arrive here
+  std::shared_ptr<void> routed_;
+  Listed<PeerObserver> observes_;
+  Listed<Driven> driven_;
   std::shared_ptr<OperationRunner> runner_;
   group::View seen_;                 // by the user
   group::View entered_;              // whose members run operations

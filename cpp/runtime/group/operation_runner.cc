@@ -32,26 +32,24 @@ OperationRunner::OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group
       carry_out();
     };
   };
-  rpc_->router().add(rpc::Service::collective, scope_, group_,
-                     event(&collective::Engine::received));
-  try {
-    shared_ = std::make_shared<SharedCollectives>(
-        rpc_, group_, segment.scope, segment.what, segment.service,
-        SharedCollectives::Events{[this](std::uint64_t epoch) { events_.shares(epoch); },
-                                  event(&collective::Engine::passed),
-                                  event(&collective::Engine::summed_here),
-                                  [this](const Error& error) { events_.disagreed(error); }});
-  } catch (...) {
-    close();
-    throw;
-  }
+  routed_ = rpc_->router().route(rpc::Service::collective, scope_, group_,
+                                 event(&collective::Engine::received));
+  shared_ = std::make_shared<SharedCollectives>(
+      rpc_, group_, segment.scope, segment.what, segment.service,
+      SharedCollectives::Events{[this](std::uint64_t epoch) { events_.shares(epoch); },
+                                event(&collective::Engine::passed),
+                                event(&collective::Engine::summed_here),
+                                [this](const Error& error) { events_.disagreed(error); }});
+}
+
+OperationRunner::~OperationRunner() {
+  if (!rpc_->context()->abandoned()) close();
 }
 
 void OperationRunner::close() {
-  if (std::exchange(closed_, true)) return;
-  rpc_->router().remove(rpc::Service::collective, scope_);
+  if (!std::exchange(routed_, nullptr)) return;
   engine_.drop_operations();
-  if (shared_ != nullptr) shared_->close();
+  shared_->close();
 }
 
 void OperationRunner::enter(Time now, const collective::Engine::Members& members,
@@ -82,7 +80,7 @@ std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const
 void OperationRunner::carry_out() {
   if (const Error failure = engine_.take_failure()) events_.broken(failure);
   const auto take = [this] {
-    return closed_ ? std::vector<collective::Engine::Action>() : engine_.take_actions();
+    return routed_ ? engine_.take_actions() : std::vector<collective::Engine::Action>();
   };
   pump_.run(
       take, [this](auto& action) { perform(action); },
@@ -123,7 +121,7 @@ void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
     Error error;
     guard([&] { collective::run(sum.task); }, [&](const Error& why) { error = why; });
     const Engine::Lock lock = self->rpc_->context()->lock();
-    if (self->closed_) return;
+    if (!self->routed_) return;
     const auto go_on = [&] {
       if (error) throw Exception(error);
       self->engine_.summed(sum.op, sum.run, sum.slice);

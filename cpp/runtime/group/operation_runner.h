@@ -37,6 +37,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   // of the group.
   OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
                   Segment segment, Events events);
+  ~OperationRunner();
 
   collective::Engine& engine() { return engine_; }
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
@@ -89,10 +90,10 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   const std::string scope_;
   Events events_;
   collective::Engine engine_;
+  std::shared_ptr<void> routed_;  // until close()
   std::shared_ptr<SharedCollectives> shared_;
   ActionPump pump_;
   bool lacks_thread_ = false;  // and that was reported
-  bool closed_ = false;
 };
 
 }  // namespace moolink::runtime

@@ -105,13 +105,8 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
   const Engine::Lock lock = context->lock();
   std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
   peer->returns_ = std::make_shared<LoanReturns>(peer);
-  context->engine().add(*peer);
-  try {
-    context->add(static_cast<Forkable&>(*peer));
-  } catch (...) {
-    context->engine().remove(*peer);
-    throw;
-  }
+  peer->driven_ = context->engine().add(*peer);
+  context->add(static_cast<Forkable&>(*peer));
   return peer;
 }
 

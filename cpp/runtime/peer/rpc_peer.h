@@ -154,8 +154,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // An action from or for that peer failed: the session ends at both ends, for that reason, and
   // groups continue in another epoch.
   void fail_peer(const Uid& instance, const Error& error);
-  void add(PeerObserver& observer) { observers_.push_back(&observer); }
-  void remove(PeerObserver& observer) { std::erase(observers_, &observer); }
+  [[nodiscard]] Listed<PeerObserver> add(PeerObserver& observer) { return {observers_, observer}; }
   // Passes descriptors to a peer of this host, where descriptors() takes them; false: there is no
   // connection through shared memory now.
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
@@ -337,6 +336,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   DescriptorExchange descriptors_;
   std::shared_ptr<LoanReturns> returns_;
   std::vector<PeerObserver*> observers_;
+  Listed<Driven> driven_;
   RpcStats stats_;
   Time now_{};  // of the event being handled
   std::atomic<bool> closing_{false};

@@ -88,7 +88,7 @@ void RpcPeer::close() {
   transports.swap(transports_);
   connections_.clear();
   dirty_.clear();
-  context_->engine().remove(*this);
+  driven_.reset();
   context_->remove(static_cast<Forkable&>(*this));
   fail_pending();
   functions_.clear();

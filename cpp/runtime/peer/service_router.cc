@@ -1,5 +1,7 @@
 #include "runtime/peer/service_router.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "group/messages.h"
 #include "runtime/peer/rpc_peer.h"
@@ -33,21 +35,16 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
 const std::string ServiceRouter::kBroker("\x01");
 const std::string ServiceRouter::kAnyGroup("\x01");
 
-void ServiceRouter::add(rpc::Service service, const std::string& scope, const std::string& group,
-                        Route route) {
+std::shared_ptr<void> ServiceRouter::route(rpc::Service service, const std::string& scope,
+                                           const std::string& group, Route route) {
+  auto remove = [this, key = std::pair(service, scope)](void*) { routes_.erase(key); };
   if (!routes_.emplace(std::pair(service, scope), Destination{group, std::move(route)}).second) {
     throw Exception(ErrorCode::invalid_argument,
                     scope == kBroker
                         ? "this Rpc already has a broker"
                         : "this Rpc already has a group or accumulator called '" + scope + "'");
   }
-}
-
-void ServiceRouter::remove(rpc::Service service, const std::string& scope) {
-  // Allocates no key: closing must not fail.
-  std::erase_if(routes_, [&](const auto& route) {
-    return route.first.first == service && route.first.second == scope;
-  });
+  return {this, std::move(remove)};  // which also runs if there is no memory for the result
 }
 
 void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::string& from_name,

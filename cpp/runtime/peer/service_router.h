@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -26,10 +27,10 @@ class ServiceRouter {
 
   explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
 
-  // Ignores peers whose key is that of another group than `group`. Throws
-  // Exception{invalid_argument} if the scope is taken on this peer.
-  void add(rpc::Service service, const std::string& scope, const std::string& group, Route route);
-  void remove(rpc::Service service, const std::string& scope);
+  // A route until the result ends. It ignores peers whose key is that of another group than
+  // `group`. Throws Exception{invalid_argument} if the scope is taken on this peer.
+  [[nodiscard]] std::shared_ptr<void> route(rpc::Service service, const std::string& scope,
+                                            const std::string& group, Route route);
 
   void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
                 const wire::Payload& payload);

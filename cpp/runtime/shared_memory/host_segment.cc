@@ -42,7 +42,7 @@ HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::s
       use_(std::move(use)) {
   rpc_->context()->add(static_cast<Forkable&>(*this));
   try {
-    rpc_->router().add(
+    routed_ = rpc_->router().route(
         use_.service, scope_, group_name_,
         [this](const Uid& from, const wire::Payload& payload) { received(from, payload); });
   } catch (...) {
@@ -59,7 +59,7 @@ void HostSegment::close() {
   if (std::exchange(closed_, true)) return;
   leave();
   rpc_->context()->remove(static_cast<Forkable&>(*this));
-  rpc_->router().remove(use_.service, scope_);
+  routed_.reset();
 }
 
 // The segment stays mapped in the child, which never reads it; its descriptor is closed.

@@ -90,6 +90,7 @@ class HostSegment final : public Forkable {
   const std::string group_name_;
   const std::string scope_;
   Use use_;
+  std::shared_ptr<void> routed_;
   bool closed_ = false;
 
   Members members_;  // of this host

@@ -28,13 +28,8 @@ SharedCollectives::SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::st
       segment_(rpc_, group, scope,
                {std::move(what), service, [this] { attach(); },
                 [this] { events_.ready(segment_.members().epoch); }}) {
-  rpc_->add(static_cast<PeerObserver&>(*this));
-  try {
-    rpc_->context()->engine().loop().add(*this);
-  } catch (...) {
-    rpc_->remove(static_cast<PeerObserver&>(*this));
-    throw;
-  }
+  observes_ = rpc_->add(static_cast<PeerObserver&>(*this));
+  rpc_->context()->engine().loop().add(*this);
 }
 
 void SharedCollectives::attach() {
@@ -59,7 +54,7 @@ void SharedCollectives::close() {
   pipeline_.reset();
   ended_.clear();
   segment_.close();
-  rpc_->remove(static_cast<PeerObserver&>(*this));
+  observes_.reset();
   rpc_->context()->engine().loop().remove(*this);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/scoped.h"
 #include "base/time.h"
 #include "collective/shared_pipeline.h"
 #include "io/loop.h"
@@ -82,6 +83,7 @@ class SharedCollectives final : public io::Pollable,
   // operations.
   bool outdated_ = false;
   bool closed_ = false;
+  Listed<PeerObserver> observes_;
 };
 
 }  // namespace moolink::runtime

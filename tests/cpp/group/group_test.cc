@@ -241,53 +241,6 @@ TEST("one broker keeps many groups apart") {
   CHECK(wired.broker().view("i") == nullptr);
 }
 
-TEST("a broker takes so many groups and no more, and says so to who asks") {
-  BrokerConfig config = first_broker();
-  config.most_groups = 3;
-  Broker broker(config, 1, kStart);
-  const auto announce = [&](const std::string& group) {
-    Announce asks;
-    asks.self.instance = Uid{1, 1};
-    asks.self.name = "p1";
-    broker.received(kStart, asks.self.instance, wire::encode(Message{group, asks}).span());
-    return only<Broker::Send>(broker.drain());
-  };
-  for (int i = 0; i < 3; ++i) announce("g" + std::to_string(i));
-  const auto sent = announce("one more");
-  CHECK_EQ(broker.groups().size(), std::size_t{3});
-  CHECK_EQ(sent.size(), std::size_t{1});
-  const auto refusal = wire::decode<Message>(sent.at(0).bytes);
-  CHECK(std::get<Refused>(refusal.body).reason.find("3 groups already") != std::string::npos);
-  CHECK_THROWS((announce(std::string(5000, 'x')), 0), ErrorCode::wire);
-}
-
-TEST("nobody lists more peers than any group has") {
-  Broker broker(BrokerConfig{}, 1, kStart);
-  Announce lists;
-  lists.self.instance = Uid{1, 1};
-  const auto announce = [&] {
-    broker.received(kStart, lists.self.instance, wire::encode(Message{"g", lists}).span());
-    return true;
-  };
-  lists.gaps.resize(16384);
-  CHECK(announce());
-  lists.gaps.resize(16385);
-  CHECK_THROWS(announce(), ErrorCode::wire);
-  lists.gaps.clear();
-  lists.suspected.resize(16385);
-  CHECK_THROWS(announce(), ErrorCode::wire);
-}
-
-TEST("nobody announces for another") {
-  Broker broker(BrokerConfig{}, 1, kStart);
-  Announce forged;
-  forged.self.instance = Uid{2, 2};
-  forged.self.name = "p2";
-  broker.received(kStart, Uid{1, 1}, wire::encode(Message{"g", forged}).span());
-  for (Time now = kStart; now < kStart + seconds(3); now += milliseconds(50)) broker.tick(now);
-  CHECK(only<Broker::Send>(broker.drain()).empty());
-}
-
 TEST("a leaver is out at once and does nothing any more") {
   Wired wired;
   const Member& first = wired.add(config(1, "p1"));

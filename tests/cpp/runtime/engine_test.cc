@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -63,8 +64,7 @@ TEST("a tick that throws is told, keeps no other from its tick and comes out of 
   Failing failing;
   Sound sound;
   Engine::Lock lock = engine.lock();
-  engine.add(failing);
-  engine.add(sound);
+  const std::array driven{engine.add(failing), engine.add(sound)};
   Waiter waiter;
   engine.loop().at(io::now() + milliseconds(50), [&] { engine.finish(waiter); });
   CHECK(engine.wait(lock, waiter, kNever, {}));
@@ -229,7 +229,7 @@ TEST("a burst leaves together, when there is enough of it, when a thread waits, 
   } counted;
   Running running;
   Engine::Lock lock = running.engine.lock();
-  running.engine.add(counted);
+  const Listed driven = running.engine.add(counted);
   const int written = 1000;
   for (int i = 0; i < written; ++i) running.engine.flush_bursts();
   CHECK(counted.flushes > 0 && counted.flushes < written);
@@ -240,7 +240,6 @@ TEST("a burst leaves together, when there is enough of it, when a thread waits, 
   lock.unlock();
   while (counted.flushes == before) std::this_thread::yield();
   lock.lock();
-  running.engine.remove(counted);
 }
 
 TEST("what a machine writes when its time has come leaves in the same turn") {
@@ -259,12 +258,11 @@ TEST("what a machine writes when its time has come leaves in the same turn") {
   } pinging;
   Running running;
   Engine::Lock lock = running.engine.lock();
-  running.engine.add(pinging);
+  const Listed driven = running.engine.add(pinging);
   lock.unlock();
   std::this_thread::sleep_for(milliseconds(200));  // nothing else happens
   CHECK(pinging.left > 2);
   lock.lock();
-  running.engine.remove(pinging);
 }
 
 TEST("a wait ends at its deadline, polling or not") {
@@ -312,9 +310,10 @@ TEST("machines are ticked when they are due, also one that is armed from another
     Time next_deadline() const override { return due; }
   } clock;
   Running running;
+  Listed<Driven> driven;
   {
     const Engine::Lock lock = running.engine.lock();
-    running.engine.add(clock);
+    driven = running.engine.add(clock);
   }
   for (int i = 0; i < 5; ++i) {
     {
@@ -325,7 +324,7 @@ TEST("machines are ticked when they are due, also one that is armed from another
     while (clock.ticks <= i) std::this_thread::yield();
   }
   const Engine::Lock lock = running.engine.lock();
-  running.engine.remove(clock);
+  driven.reset();
 }
 
 }  // namespace engine_test

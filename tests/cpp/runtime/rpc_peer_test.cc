@@ -266,18 +266,20 @@ TEST("services and observers of peers") {
   Pair pair({wire::PathKind::tcp});
   std::vector<std::uint64_t> got;
   std::latch all(100);
+  std::shared_ptr<void> routed;
   {
     const Engine::Lock server_lock = pair.server_context->lock();
-    pair.server->router().add(rpc::Service::snapshot, "scope", "",
-                              [&](const Uid& from, const wire::Payload& payload) {
-                                CHECK(from == pair.client->instance());
-                                got.push_back(number_in({payload.parts.at(0), {}}));
-                                all.count_down();
-                              });
+    routed = pair.server->router().route(rpc::Service::snapshot, "scope", "",
+                                         [&](const Uid& from, const wire::Payload& payload) {
+                                           CHECK(from == pair.client->instance());
+                                           got.push_back(number_in({payload.parts.at(0), {}}));
+                                           all.count_down();
+                                         });
   }
+  Listed<PeerObserver> observes;
   {
     const Engine::Lock lock = pair.client_context->lock();
-    pair.client->add(observer);
+    observes = pair.client->add(observer);
   }
   CHECK(answers(pair.call("echo", 1), 1, 0));
   {
@@ -294,8 +296,10 @@ TEST("services and observers of peers") {
   for (std::uint64_t i = 0; i < 100; ++i) CHECK_EQ(got[i], i);
   pair.server->close();
   while (observer.down == 0) std::this_thread::yield();
+  const Engine::Lock server_lock = pair.server_context->lock();
+  routed.reset();
   const Engine::Lock lock = pair.client_context->lock();
-  pair.client->remove(observer);
+  observes.reset();
 }
 
 TEST("closing while threads call") {

@@ -45,9 +45,10 @@ TEST("a broker hears of a group from those only that have shown its key, or the 
   config.gather = Duration::zero();
   BrokerPeer broker(server, config);
   const auto client = make_peer(client_context, "client", token.of_group("a"));
+  Listed<PeerObserver> observes;
   {
     const Engine::Lock lock = client_context->lock();
-    client->add(observer);
+    observes = client->add(observer);
   }
   client->connect(server->listen("127.0.0.1:0").at(0));
   while (!observer.up) std::this_thread::yield();
@@ -65,7 +66,7 @@ TEST("a broker hears of a group from those only that have shown its key, or the 
   CHECK_EQ(broker.groups().front(), std::string("a"));
   {
     const Engine::Lock lock = client_context->lock();
-    client->remove(observer);
+    observes.reset();
   }
   client->close();
   broker.close();

@@ -40,13 +40,13 @@ class Member final : public Driven {
                                   [this](std::uint64_t s) { tell([&] { ended.insert(s); }); },
                                   [](const collective::SharedPipeline::Sum&) {},
                                   [this](const Error& error) { tell([&] { broken = error; }); }});
-    context->engine().add(*this);
+    driven = context->engine().add(*this);
   }
   ~Member() override {
     {
       const Engine::Lock lock = context->lock();
       shared->close();
-      context->engine().remove(*this);
+      driven.reset();
     }
     rpc->close();
     context->stop();
@@ -92,6 +92,7 @@ class Member final : public Driven {
   std::shared_ptr<Context> context = Context::create({});
   std::shared_ptr<RpcPeer> rpc;
   std::shared_ptr<SharedCollectives> shared;
+  Listed<Driven> driven;
   std::mutex mutex;  // of what the events tell
   std::condition_variable changed;
   std::uint64_t ready = 0;

@@ -30,6 +30,7 @@ bool World::crashes_now(Process& process) {
 }
 
 void World::do_broker(Process& broker) {
+  broker.broker->judge(simulation_.now());  // each message has its own turn
   for (auto& action : broker.broker->drain()) {
     if (auto* send = std::get_if<Broker::Send>(&action)) {
       const Uid from = broker.instance;

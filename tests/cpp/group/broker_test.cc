@@ -1,0 +1,118 @@
+// A broker alone: what it makes of messages, and in how many views.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "check.h"
+#include "group/broker.h"
+#include "group/messages.h"
+
+namespace moolink::group {
+namespace broker_test {
+
+constexpr Time kNow{seconds(100)};
+
+Announce asks_to_join(std::uint64_t id) {
+  Announce asks;
+  asks.self.instance = Uid{id, id};
+  asks.self.name = "p" + std::to_string(id);
+  asks.evict_after = seconds(3);
+  return asks;
+}
+
+void hear(Broker& broker, std::uint64_t from, decltype(Message::body) body,
+          const std::string& group = "g") {
+  broker.received(kNow, Uid{from, from}, wire::encode(Message{group, std::move(body)}).span());
+}
+
+std::vector<Broker::Send> sent(Broker& broker) {
+  std::vector<Broker::Send> messages;
+  for (Broker::Action& action : broker.drain()) {
+    if (auto* send = std::get_if<Broker::Send>(&action)) messages.push_back(std::move(*send));
+  }
+  return messages;
+}
+
+BrokerConfig first_broker() {
+  BrokerConfig config;
+  config.gather = Duration(0);
+  return config;
+}
+
+// Its group of peers 1 .. `peers` was founded 10 ms ago.
+struct Founded : Broker {
+  explicit Founded(std::uint64_t peers) : Broker(first_broker(), 1, kNow - seconds(1)) {
+    for (std::uint64_t id = 1; id <= peers; ++id) {
+      const Message asks{"g", asks_to_join(id)};
+      received(kNow - seconds(1), Uid{id, id}, wire::encode(asks).span());
+    }
+    tick(kNow - milliseconds(10));
+    drain();
+  }
+};
+
+}  // namespace broker_test
+
+using namespace broker_test;
+
+TEST("all that comes in one turn makes one view, at once") {
+  Founded broker(4);
+  CHECK(broker.next_deadline() > kNow);
+  hear(broker, 2, Leave{});
+  broker.peer_down(kNow, Uid{3, 3}, Down::dead);
+  CHECK(sent(broker).empty());
+  CHECK_EQ(broker.next_deadline(), kNow);
+  broker.tick(kNow);
+  CHECK_EQ(sent(broker).size(), 3u);  // p3 may live
+  CHECK_EQ(broker.view("g")->members.size(), 2u);
+  CHECK(broker.view("g")->cause == Cause::died);
+  CHECK(broker.next_deadline() > kNow);
+}
+
+TEST("a peer that leaves and comes back in one turn is a new member") {
+  Founded broker(2);
+  hear(broker, 2, Leave{});
+  hear(broker, 2, asks_to_join(2));
+  CHECK_EQ(broker.view("g")->members.size(), 1u);
+  for (Time now = kNow; now < kNow + seconds(1); now += milliseconds(50)) broker.tick(now);
+  CHECK_EQ(broker.view("g")->members.size(), 2u);
+  CHECK(broker.view("g")->cause == Cause::joined);
+}
+
+TEST("a broker takes so many groups and no more, and says so to who asks") {
+  BrokerConfig config = first_broker();
+  config.most_groups = 3;
+  Broker broker(config, 1, kNow);
+  for (int i = 0; i < 3; ++i) hear(broker, 1, asks_to_join(1), "g" + std::to_string(i));
+  CHECK(sent(broker).empty());
+  hear(broker, 1, asks_to_join(1), "one more");
+  const auto refusals = sent(broker);
+  CHECK_EQ(broker.groups().size(), 3u);
+  CHECK_EQ(refusals.size(), 1u);
+  const auto refusal = wire::decode<Message>(refusals.at(0).bytes);
+  CHECK(std::get<Refused>(refusal.body).reason.find("3 groups already") != std::string::npos);
+  CHECK_THROWS(hear(broker, 1, asks_to_join(1), std::string(5000, 'x')), ErrorCode::wire);
+}
+
+TEST("nobody lists more peers than any group has") {
+  Broker broker(BrokerConfig{}, 1, kNow);
+  Announce lists = asks_to_join(1);
+  lists.gaps.resize(16384);
+  hear(broker, 1, lists);
+  lists.gaps.resize(16385);
+  CHECK_THROWS(hear(broker, 1, lists), ErrorCode::wire);
+  lists.gaps.clear();
+  lists.suspected.resize(16385);
+  CHECK_THROWS(hear(broker, 1, lists), ErrorCode::wire);
+}
+
+TEST("nobody announces for another") {
+  Broker broker(BrokerConfig{}, 1, kNow);
+  hear(broker, 1, asks_to_join(2));
+  for (Time now = kNow; now < kNow + seconds(3); now += milliseconds(50)) broker.tick(now);
+  CHECK(sent(broker).empty());
+}
+
+}  // namespace moolink::group
