@@ -87,7 +87,7 @@ TEST("transfer: a snapshot that its last newcomer gave up is over") {
   }
   CHECK_EQ(peers.warnings(), 1u);
   CHECK_EQ(peers.snapshots_over(), 0u);
-  peers.users_come();                    // it asks for another one
+  peers.users_come();  // it asks for another one
   CHECK_EQ(peers.snapshots_over(), 1u);
   peers.transfer_state(state_bytes());
   CHECK(peers[1].new_state().has_value());
