@@ -199,7 +199,7 @@ def trials(system: str, barrier: Barrier, reduce: Reduce, order: dict[str, Any])
     tensor = ones(system, order["elements"], order["dtype"])
     wall, cpu = [], []
     for trial in range(order["trials"] + 1):
-        if system not in IN_JAX:  # whose arrays cannot be written
+        if system not in IN_JAX:  # arrays of JAX cannot be written
             tensor.fill_(1)
         barrier()
         began, used = time.perf_counter(), time.process_time()

@@ -9,9 +9,9 @@ headers. The bare sockets send as much in both directions at once, and gloo redu
 many ranks on each host; their trials alternate with moolink's. An operation's time is its slowest
 member's, from a common start, with ordinary numpy arrays.
 
-The bars are of float32 without compression. Two hosts of two members take at most half of gloo's
-time for 1 MB and more, and with a rate at most 1.2 of the link's; four hosts of one member take at
-most half of gloo's time for up to 4 KB.
+The bars apply to float32 without compression. Two hosts with two members each must take at most
+half of gloo's time for 1 MB and more, and with a rate at most 1.2 times the link's time. Four hosts
+with one member each must take at most half of gloo's time for up to 4 KB.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
         "--megabytes",
         type=float,
         nargs="+",
-        help="default: 4 KB, 1, 16 and 64 MB; with one member of each host also 1 KB",
+        help="default: 4 KB, 1, 16 and 64 MB; with one member on each host also 1 KB",
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compress", nargs="*", default=["none"], help="none, bf16, int8")
@@ -178,7 +178,7 @@ def measure(
 
 
 def verdicts_of(row: dict[str, Any]) -> list[str]:
-    """A line for each bar of this size and number of hosts that the run has figures for."""
+    """Returns a line for each bar that applies to the row and for which the run has figures."""
     place, megabytes = (row["hosts"], row["members"]), row["megabytes"]
     bars = []
     if place == (2, 2) and megabytes >= 1:

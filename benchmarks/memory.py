@@ -4,8 +4,8 @@ Each peer is a process of this host. The benchmark reads its memory 20 times a s
 resident pages (RSS: a page that both peers map counts twice) and once with each page divided by the
 number of processes that map it (PSS). The start is the time before round 6: one peer trains alone,
 needs a bucket for each of the two contributions to a round, and copies its model for the other.
-The bar is of each process and of the whole run: at most 1.2 models (PSS) beside parameters and
-gradients.
+The bar applies to each process, during the whole run: its PSS is at most 1.2 times the model's
+size, without parameters and gradients.
 
     python benchmarks/memory.py --megabytes 1024 --views
 """
@@ -25,7 +25,7 @@ import moolink.torch
 
 PARAMETERS = 8
 START_ROUNDS = 6
-BAR = 1.2  # models, beside parameters and gradients
+BAR = 1.2  # times the model's size, without parameters and gradients
 
 
 def peer(args: argparse.Namespace) -> None:
@@ -33,7 +33,7 @@ def peer(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     count = args.megabytes * (1 << 20) // (4 * PARAMETERS)
     leaves = [torch.ones(count, requires_grad=True) for _ in range(PARAMETERS)]
-    # Imports much, which is not the model's.
+    # Imports modules whose memory must not count as the model's.
     optimizer = torch.optim.SGD(leaves, lr=1e-3, foreach=False)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -94,9 +94,9 @@ def report(
     """Prints one peer's peaks and its verdict.
 
     Args:
-        seen: times with RSS and PSS, bytes.
-        before: RSS and PSS with the parameters alone.
-        settled: the end of the start, a time.
+        seen: samples: time, RSS and PSS in bytes.
+        before: RSS and PSS in bytes with only the parameters.
+        settled: the time at which the start ended.
         model: bytes of the parameters.
     """
     peak = 0.0

@@ -1,29 +1,31 @@
-"""A newcomer gets the state of a group that goes on training, beside a bare copy of as many bytes.
+"""The transfer of the state to a newcomer of a training group, beside a bare copy of its bytes.
 
     python -m benchmarks.newcomer --megabytes 1024               on one host, beside memcpy
     python -m benchmarks.newcomer --path link --rate 1000        between two hosts, beside the link
 
-Two peers train a model of which nearly all is frozen, in buffers, so that the rounds are small
-(`--trained` KB of gradients, `--compute` ms for each contribution) and the state is large. One
-newcomer after another joins, gets the state, contributes to three rounds and leaves. Its memory is
-there before it joins.
+Two peers train a model. Nearly all of the model is in frozen buffers, so that the rounds are small
+(`--trained` KB of gradients, `--compute` ms for each contribution) and the state is large.
+Newcomers follow one another: each joins, gets the state, contributes to three rounds and leaves. It
+allocates its model before it joins.
 
-The speed is the model's bytes by the time from the beginning of the leader's first copy of the
-state for the newcomer until the newcomer's first turn, when it can contribute. The time before,
-since the newcomer began to join, stands beside it: connecting, the view with the newcomer, its
-request. A newcomer that falls 65 rounds behind begins again from a later state, of another copy.
-If it has no turn within `--limit` seconds, the run ends without a speed: `--compute` makes rounds
-slower. Times of several processes are of one monotonic clock.
+The transfer begins with the leader's first copy of the state for the newcomer, and ends with the
+newcomer's first turn, when it can contribute. The speed is the model's bytes divided by this time.
+The column "before" has the time from the start of the newcomer's Rpc to the transfer: connecting,
+the view with the newcomer, its request. A newcomer that falls too far behind (1,024 rounds, or
+256 MB of them) starts over with a later copy of the state. If it has no turn within `--limit`
+seconds, the run ends without a speed; a larger `--compute` makes the rounds slower. All processes
+read one monotonic clock.
 
-On one host, the state comes through shared memory; memcpy copies as many bytes within one process,
-into memory that it has written before ("new": that it has not). With `--path link`, both peers are
-on one host and the newcomer on another: namespaces of this machine (tests/network/hosts.py; needs
-root) with a link of `--rate` Mbit/s in each direction, and bare sockets that send as much in both
-directions at once. Where namespaces are not allowed, the newcomer is reached by TCP over loopback,
-and the link is a bare socket loop. Neither is encrypted. All take their turns in one run.
+On one host, the state passes through shared memory; memcpy copies as many bytes within one process
+into memory that it has written before ("new": into new memory). With `--path link`, both peers are
+on one host and the newcomer is on another. The hosts are namespaces of this machine
+(tests/network/hosts.py; needs root) with a link of `--rate` Mbit/s in each direction; bare sockets
+send as much in both directions at once. Where namespaces are not allowed, the newcomer uses TCP
+over loopback, beside a bare socket loop. Neither is encrypted. The transfer and the copies
+alternate in one run.
 
-A pause is the time between two rounds at one of the two peers; the longest is of those that touch
-the transfer. The usual one is the median of the second before the newcomer joined.
+A pause is the time between two rounds at one of the two peers. The longest pause is the longest one
+that overlaps the transfer; the usual one is the median of the second before the newcomer joined.
 """
 
 from __future__ import annotations
@@ -56,15 +58,16 @@ TRAINERS = ("trainer-0", "trainer-1")
 WARM_UP = 20  # rounds of the two peers before the first newcomer
 TURNS = 3  # of a newcomer
 
-# Of a newcomer: until the leader begins to copy the state, in copies that were given up, the last
-# copy, on the way, copied into the model, until the first turn; all but the first together.
+# Times of a newcomer: until the leader's first copy of the state, until its last copy, the last
+# copy, its way to the newcomer, its copy into the model, until the first turn; the sum without the
+# first.
 PHASES = ("before", "given up", "copy", "way", "install", "turn", "transfer")
 
 Times = dict[str, float]
 
 
 class Accumulator(moolink.torch.Accumulator):
-    """Notes when it copies the state that it gives, and when it installs one."""
+    """Records the times of its copies of the state and of its installation of one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.given: list[tuple[float, float]] = []
@@ -86,14 +89,14 @@ class Accumulator(moolink.torch.Accumulator):
 
 
 def peer(args: argparse.Namespace) -> None:
-    """A trainer until it reads a line, or a newcomer for some turns: prints its times as JSON."""
+    """Runs a trainer until it reads a line, or a newcomer for some turns; prints times as JSON."""
     torch.set_num_threads(1)
     is_newcomer = args.peer not in TRAINERS
     applied: list[float] = []
     weights = torch.zeros(args.trained << 8, requires_grad=True)
     count = (args.megabytes << 18) // BUFFERS
     frozen = [torch.full((count,), float(not is_newcomer)) for _ in range(BUFFERS)]
-    optimizer = torch.optim.SGD([weights], lr=1e-3, foreach=False)  # imports for seconds
+    optimizer = torch.optim.SGD([weights], lr=1e-3, foreach=False)  # imports modules for seconds
     optimizer.register_step_post_hook(lambda *_: applied.append(time.monotonic()))
     if is_newcomer:
         print("ready", flush=True)
@@ -121,7 +124,7 @@ def peer(args: argparse.Namespace) -> None:
 def train(
     steps: Iterator[moolink.torch.TrainingStep], weights: torch.Tensor, args: argparse.Namespace
 ) -> list[float]:
-    """Contributes to rounds; returns when each turn began."""
+    """Contributes to rounds; returns the start of each turn, in seconds."""
     turns: list[float] = []
     for step in steps:
         turns.append(time.monotonic())
@@ -139,7 +142,7 @@ def train(
 
 
 def wait_for_both(steps: Iterator[moolink.torch.TrainingStep], group: moolink.Group) -> None:
-    """Until both trainers have the state: without rounds, so that the second gets it at once."""
+    """Waits, without rounds, until both trainers have the state."""
     both: moolink.GroupFuture | None = None
     for _ in steps:
         if both is None and len(group.members()) == len(TRAINERS):
@@ -149,7 +152,7 @@ def wait_for_both(steps: Iterator[moolink.torch.TrainingStep], group: moolink.Gr
         time.sleep(0.01)  # a turn without a contribution does not wait
 
 
-# --- where they run
+# --- the hosts
 
 
 class OneMachine:
@@ -178,7 +181,7 @@ class OneMachine:
         return child
 
     def bare(self) -> Times:
-        """Bytes a second of what the transfer is compared with."""
+        """Returns the bytes a second of the copies that the transfer is compared with."""
         if self._bare_loop is not None:
             return {"the link": bare_figures(self._bare_loop, 0.3)["64 MB, GB/s"] * 1e9}
         return memcpy(self._args.megabytes << 20)
@@ -214,7 +217,7 @@ class TwoHosts:
 
 
 def memcpy(size: int) -> Times:
-    """Bytes a second of a copy into written memory, and into new memory."""
+    """Returns the bytes a second of copies into written memory and into new memory."""
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     speeds = {}
     for name in ("memcpy", "new"):
@@ -239,11 +242,11 @@ def place_of(args: argparse.Namespace) -> Iterator[OneMachine | TwoHosts]:
         place.close()
 
 
-# --- what was seen
+# --- results
 
 
 def one_newcomer(place: OneMachine | TwoHosts, number: int, limit: float) -> dict[str, Any] | None:
-    """One newcomer's times and the speeds beside it; None if it had no turn in time."""
+    """Runs one newcomer; returns its times and the bare speeds. None: it had no turn in time."""
     child = place.start(f"newcomer-{number}")
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
@@ -258,7 +261,7 @@ def one_newcomer(place: OneMachine | TwoHosts, number: int, limit: float) -> dic
 
 
 def phases(newcomer: dict[str, Any], trainers: list[dict[str, Any]]) -> Times:
-    """Seconds of each part of one newcomer's way into the group."""
+    """Returns the seconds of each phase of one newcomer."""
     join, (arrived, installed), turn = (newcomer[k] for k in ("join", "installed", "turn"))
     copies = sorted(g for t in trainers for g in t["given"] if join < g[0] < arrived)
     begin, (last, captured) = copies[0][0], copies[-1]
@@ -276,7 +279,7 @@ def phases(newcomer: dict[str, Any], trainers: list[dict[str, Any]]) -> Times:
 
 
 def pauses(trainers: list[dict[str, Any]], begin: float, end: float) -> list[list[float]]:
-    """Seconds between two rounds, of those that touch this time, at each trainer."""
+    """Returns the pauses of each trainer that overlap this time, in seconds."""
     return [
         [
             after - before
@@ -292,7 +295,7 @@ def report(
 ) -> None:
     size = args.megabytes << 20
     times = [phases(newcomer, trainers) for newcomer in newcomers]
-    print(f"{args.megabytes} MB, {len(times)} newcomers, medians in ms, copies the most")
+    print(f"{args.megabytes} MB, {len(times)} newcomers, medians in ms; copies: the maximum")
     print(" ".join(f"{name:>9}" for name in PHASES) + "    copies")
     for name in PHASES:
         print(f"{1e3 * statistics.median(t[name] for t in times):9.0f}", end=" ")
@@ -307,13 +310,13 @@ def report(
         size / t["transfer"] / n["bare"][name] for t, n in zip(times, newcomers, strict=True)
     )
     verdict = "met" if quotient >= BAR and fewest > 0 else "MISSED"
-    print(f"bar: {quotient:.2f} of {name}, at least {BAR} while rounds go on: {verdict}")
+    print(f"bar: {quotient:.2f} of {name}, at least {BAR} while rounds continue: {verdict}")
 
 
 def report_rounds(
     times: list[Times], newcomers: list[dict[str, Any]], trainers: list[dict[str, Any]]
 ) -> int:
-    """Prints how rounds went on; returns the fewest of a transfer."""
+    """Prints the rounds during the transfers; returns the smallest number of a transfer."""
     calm = [pauses(trainers, n["join"] - 1, n["join"]) for n in newcomers]
     usual = [pause for trial in calm for one in trial for pause in one]
     during = [pauses(trainers, t["begin"], t["begin"] + t["transfer"]) for t in times]

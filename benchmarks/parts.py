@@ -1,22 +1,22 @@
-"""The ways of an array to another process of this host: as chunks, in a grant, or lent.
+"""The ways to send an array to another process of this host: in chunks, in a grant, or lent.
 
     python benchmarks/parts.py
 
-A call takes an array of so many bytes and answers with nothing; the table has the median time of a
-call. All ways and sizes take their turns in every round; a turn is a few calls in a row, of which
-the first is not counted. docs/design/design.md counts the copies of each way:
+A call sends an array and gets an empty reply. The table has the median time of a call. Every round
+measures all ways and sizes; a turn is a few consecutive calls, of which the first is not counted.
+docs/design/design.md counts the copies of each way:
 
 chunks, tcp: over loopback, not encrypted.
-chunks, shm: through the ring, as parts below 256 KB go while no larger one has passed.
-first call: of a new peer, in new memory: captured, then copied into a grant that is asked for;
-    below 256 KB chunks.
-grant asked for: without the capture and in memory that was used before, as an array in memory of
-    its own is lent (`moolink.lend`); from 256 KB.
-standing grant: any later call: captured into the receiver's memory.
-loan: an array of `moolink.empty` is lent: the receiver maps it.
+chunks, shm: through the ring. Parts below 256 KB use it until a larger one has been sent.
+first call: of a new peer, in new memory. The array is captured, then copied into a requested grant;
+    below 256 KB it is sent in chunks.
+grant asked for: without the capture, in used memory. An ordinary array is lent (`moolink.lend`);
+    from 256 KB.
+standing grant: a later call. The array is captured into the receiver's memory.
+loan: an array of `moolink.empty` is lent. The receiver maps it.
 
-The frames that a call writes tell its way: one and another for each chunk, three with a grant that
-is asked for, one with a standing grant or a loan. A run with other medians fails.
+The number of frames that a call writes shows its way: one, and one more for each chunk; three with
+a requested grant; one with a standing grant or a loan. A run with other medians fails.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class Client:
 
 
 class Ways:
-    """Each way's turn for an array of one size; those that it does not have are left out."""
+    """Runs a turn of each way that an array of one size can take."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._tcp = Client(address, "tcp")
-        self._ring = Client(address, "shm")  # never sends a part for which it asks for a grant
+        self._ring = Client(address, "shm")  # never requests a grant
         self._shm = Client(address, "shm")
 
     def close(self) -> None:
@@ -129,16 +129,16 @@ class Ways:
 
 
 def is_way(way: str, size: int, frames: float) -> bool:
-    """Whether calls that went this way write so many frames."""
+    """Whether calls of this way write this number of frames."""
     if way in ("standing grant", "loan"):
         return frames == 1
     if way.startswith("chunks") or size < SMALLEST_GRANT:
         return frames >= 2
-    return 3 <= frames <= 5  # a new peer may write another one or two
+    return 3 <= frames <= 5  # a new peer may write one or two more
 
 
 def measure(address: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians in microseconds, by way and size."""
+    """Returns medians in microseconds, by way and size."""
     ordinary = {name: np.empty(size, np.uint8) for name, size in SIZES.items()}
     lendable = {name: moolink.empty(size, "uint8") for name, size in SIZES.items()}
     samples: dict[str, dict[str, list[Sample]]] = {}
@@ -155,14 +155,14 @@ def measure(address: str, rounds: int) -> dict[str, dict[str, float]]:
         for name, turn in by_size.items():
             frames = statistics.median(frames for _, frames in turn)
             if not is_way(way, SIZES[name], frames):
-                raise RuntimeError(f"{way}, {name}: {frames:g} frames a call, so it went otherwise")
+                raise RuntimeError(f"{way}, {name}: {frames:g} frames a call are of another way")
             medians.setdefault(way, {})[name] = 1e6 * statistics.median(took for took, _ in turn)
     return medians
 
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A server in its own process: its address."""
+    """Runs a server in its own process; yields its address."""
     process = subprocess.Popen(
         [sys.executable, __file__, "--serve"],
         stdin=subprocess.PIPE,

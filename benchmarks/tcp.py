@@ -8,8 +8,8 @@ One way: an array of so many bytes is sent and answered with a few, GB/s; the so
 same with one buffer at each side. Small calls: an echo of an int, alone, 64 and 1,000 in flight,
 and from another thread while a call with a large array is on its way there, or a reply with one on
 its way back. Each figure is the median over the rounds, in each of which every peer gets its turn;
-the quotients are medians of the quotients of each round. The bar is of moolink in TLS: one way 0.8
-of pyzmq, which does not encrypt.
+the quotients are medians of the quotients of each round. The bar applies to moolink in TLS: one
+way, it must reach 0.8 times the speed of pyzmq, which does not encrypt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from moolink import _core
 
 PAUSE = 0.001  # seconds between two small calls beside a large one
 SIZES = {"1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
-TLS_BAR = 0.8  # of pyzmq, one way
+TLS_BAR = 0.8  # times pyzmq's speed, one way
 
 # argv: bytes of a message, seconds. Prints bytes a second, CPU seconds of both processes a byte.
 BARE_LOOP = r"""
@@ -380,7 +380,7 @@ def print_table(figures: dict[str, list[dict[str, float]]]) -> None:
 def quotient(
     mine: list[dict[str, float]], others: list[dict[str, float]], what: str
 ) -> float | None:
-    """The median of the rounds' quotients."""
+    """Returns the median of the rounds' quotients. None: no round has both figures."""
     pairs = zip(mine, others, strict=False)
     quotients = [m[what] / o[what] for m, o in pairs if what in m and what in o]
     return statistics.median(quotients) if quotients else None

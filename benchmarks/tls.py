@@ -7,11 +7,11 @@ without (`insecure=True`); AES-128-GCM is what one thread of the same libcrypto 
 0.85 of 1 / (1 / plain + 1 / AES-GCM), as if each byte were copied as without TLS and passed the
 cipher once at each side, on a processor of its own; OpenSSL and moolink's BIO copy it once more
 each. "both" is what the cipher does for each side while both encrypt at once: less than alone where
-the two processors share a core. In turns: another thread of each peer seals and opens the records
-(`MOOLINK_TLS_THREAD=1`; the other columns are without it). Its processor time and that of the
-threads that do the rest tell how fast a side could be with a processor for each: 1 / the larger.
-Echo: the round trip of a call with an int. Connection: until the
-first answer of a new peer that is told where to call.
+the two processors share a core. In turns: another thread of each peer encrypts and
+decrypts (`MOOLINK_TLS_THREAD=1`; the other columns are without it). "possible" is the speed if this
+thread and the rest of each peer had a processor each: 1 / the largest processor time of a byte.
+Echo: the round trip of a call with an int. Connection: until the first answer to a new peer that
+has the address.
 Processor time, of both sides and of the cipher alone, tells what a byte costs where; unlike speeds
 it is much the same on a busy machine, but for the time that a side looks for an answer before it
 sleeps. Each figure is the median over the rounds, in each of which everything gets its turn;
@@ -72,7 +72,7 @@ TLS_THREAD = "moolink tls"
 
 
 def time_by_thread(pid: int) -> dict[str, float]:
-    """Seconds of processor time of a process: of all threads, and of those that seal and open."""
+    """Returns a process's seconds of processor time: of all threads, and of the TLS thread."""
     total = {"all": 0.0, TLS_THREAD: 0.0}
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
@@ -148,11 +148,11 @@ class Peer:
         return sent / elapsed, here / sent, there / sent
 
     def by_thread(self, size: int, seconds: float) -> dict[str, float]:
-        """Bytes a second, and at each side seconds of processor time a byte by thread."""
+        """Returns bytes a second, and seconds of processor time a byte by side and thread."""
         pids = {"sender": os.getpid(), "receiver": self._server.pid}
         before = {side: time_by_thread(pid) for side, pid in pids.items()}
         figures = {"speed": self.one_way(size, seconds)[0]}
-        sent = figures["speed"] * seconds + size  # with the first, which is not timed
+        sent = figures["speed"] * seconds + size  # with the first array, which is not timed
         for side, pid in pids.items():
             after = time_by_thread(pid)
             tls = after[TLS_THREAD] - before[side][TLS_THREAD]

@@ -59,7 +59,7 @@ class Leader {
   std::uint64_t stable() const;  // the last round that every member but observers has
   std::vector<Contribution> queued() const;
 
-  // Returns the snapshots that no member awaits any more: `from` gave up those it was promised.
+  // `from` gives up the snapshots promised to it; returns those that no member awaits any more.
   std::vector<SnapshotId> request_state(Time now, const Uid& from);
   // A snapshot that is due to be promised: the version is the last round that was cut.
   std::optional<SnapshotId> promise(Time now);

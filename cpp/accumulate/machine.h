@@ -60,8 +60,8 @@ class Machine {
     Duration share_wait = seconds(1);      // then a fast member fills in for a slow one; 0: at once
     Duration soft_view_wait = seconds(1);  // a join waits at most this long for a round boundary
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
-    std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may hold; a few
-    std::size_t backlog_rounds = 1024;                   // rounds however large
+    std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may hold
+    std::size_t backlog_rounds = 1024;                   // a few may exceed backlog_bytes
     Duration snapshot_timeout = seconds(5);              // then another parent is asked
     std::uint32_t chunk_bytes = kChunkBytes;             // of snapshots
     std::shared_ptr<Allocator> memory;                   // for received snapshots; null: the heap

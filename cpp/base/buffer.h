@@ -54,8 +54,8 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// Memory that another process lends, mapped while the pointer lives. A fork may map it elsewhere:
-// the span is read anew after each, under a lock that a fork takes.
+// Memory that another process lends, mapped while the pointer lives. A fork may move the mapping:
+// read the span again after each fork, under a lock that forks take.
 using LentBytes = std::shared_ptr<const std::span<const std::byte>>;
 
 // The source of memory for received bytes and captured tensors. Blocks are 64-byte aligned.

@@ -18,7 +18,7 @@ class Scoped {
   bool& flag_;
 };
 
-// An entry of a list for as long as this lives. It ends with the lock that guards the list.
+// Keeps an entry in a list while this object lives. It must be destroyed with the list's lock held.
 template <class Entry>
 class Listed {
  public:

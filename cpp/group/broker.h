@@ -61,9 +61,10 @@ class Broker {
   ~Broker();
 
   void tick(Time now);
-  // After an event: at once, so that all events of a turn are judged together.
+  // When tick() must be called. After an event this is at once, so that one tick judges all events
+  // of a turn.
   Time next_deadline() const { return std::min(next_tick_, judge_at_); }
-  // The part of a tick that is for groups with news.
+  // Decides for all groups with news; a part of tick().
   void judge(Time now);
   // Silence is judged by the announcements alone; `unreachable` from below changes nothing.
   void peer_down(Time now, const Uid& instance, Down how);
@@ -84,8 +85,8 @@ class Broker {
   BrokerConfig config_;
   Random random_;
   Time started_;
-  Time next_tick_;          // judges all groups
-  Time judge_at_ = kNever;  // judges those with news
+  Time next_tick_;          // for all groups
+  Time judge_at_ = kNever;  // for groups with news
   Time armed_at_;           // silence counts from then on
   std::map<std::string, std::unique_ptr<Roster>, std::less<>> rosters_;
   std::vector<Action> actions_;

@@ -19,7 +19,7 @@ Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
 void Roster::announced(const Timing& timing, const Uid& from, Announce announce) {
   if (announce.self.instance != from) return;  // no peer speaks for another
   if (const auto it = peers_.find(from); it != peers_.end() && it->second.gone) {
-    decide(timing);  // it comes back: first it goes
+    decide(timing);  // it comes back: first remove it
   }
   hear_again(timing);
   if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {

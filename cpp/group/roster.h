@@ -43,7 +43,7 @@ class Roster {
     lost(instance, how == Down::closed ? Cause::left : Cause::died);
   }
   bool has_news() const { return news_; }
-  // Judges all that came since the last time.
+  // Decides on all facts since the last decision.
   void decide(const Timing& timing);
 
   const View& view() const { return view_; }
@@ -125,7 +125,7 @@ class Roster {
   std::vector<Broker::Action>& actions_;
 
   bool formed_ = false;
-  bool news_ = false;               // came since the last decision
+  bool news_ = false;               // there are facts since the last decision
   bool repair_ = false;             // a view must be made though no member joined or left
   bool issued_ = false;             // this broker made the view's number itself
   bool lineage_has_state_ = false;  // a member has held the state of this lineage

@@ -13,10 +13,9 @@
 
 namespace moolink::memory {
 
-// Memory that another process lends, mapped for reading. Its owner writes it again once it is
-// returned, but a forked child is unknown to the owner: buffers in use at a fork are copied before
-// it, and the copy replaces them in this process and the child. The owner's memory is mapped
-// elsewhere then.
+// Memory that another process lends, mapped for reading. Its owner may write it again once it is
+// returned, but the owner does not know of forked children. So before a fork a copy replaces the
+// buffers in use, in this process and the child, and the owner's memory is mapped elsewhere.
 class BorrowedSegment final : public AtFork, public std::enable_shared_from_this<BorrowedSegment> {
  public:
   // Throws Exception{wire} unless it is a sealed memfd of at most `max_size` bytes.
@@ -25,7 +24,7 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
 
   // A part of it, within its size; keeps the whole mapped.
   Buffer buffer(std::size_t offset, std::size_t size);
-  // The whole, where the owner's memory is mapped; nothing in a forked child.
+  // The whole of the owner's memory; empty in a forked child.
   LentBytes bytes() { return {shared_from_this(), &bytes_}; }
 
  private:
@@ -42,7 +41,7 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   std::mutex mutex_;  // buffers are released on any thread
   std::shared_ptr<Segment> segment_;
   std::span<const std::byte> bytes_;
-  Parts in_use_;  // of buffers that a fork has copied: nothing
+  Parts in_use_;  // empty spans for buffers that a fork has copied
 };
 
 }  // namespace moolink::memory

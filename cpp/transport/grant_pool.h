@@ -45,7 +45,7 @@ class GrantPool final : public AtFork, public std::enable_shared_from_this<Grant
   // Returns to the system the memory unused since the last call. False: nothing is left that a
   // later call could return.
   bool retire_idle();
-  // Null: retired, or never made.
+  // Null: the segment is retired, or was never made.
   std::shared_ptr<memory::Segment> segment(std::uint64_t number);
   // Rises whenever a segment is retired.
   std::uint64_t retired() const { return retired_.load(std::memory_order_relaxed); }

@@ -60,7 +60,7 @@ class Connection {
   virtual bool writable() const = 0;
 
   // The handshake is done: lifts its time limit and its limits on frame size and on the number of
-  // connections of strangers.
+  // unauthenticated connections.
   virtual void establish() = 0;
 
   // Sends the queue for at most a moment, then closes. Handler::closed is not called.
@@ -89,15 +89,15 @@ class Connection {
   // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
   // more calls cost nothing. False: not now, or the segment is gone.
   virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }
-  // Whether the peer says that it has mapped the segment.
+  // Whether the peer has reported that it mapped the segment.
   virtual bool is_mapped(std::uint64_t /*segment*/) const { return false; }
   // The peer's bytes, for reading only; they stay mapped after the connection has ended. Throws
   // Exception{wire} if the peer has passed no such place, another code if the system refuses.
   virtual Buffer map_loan(const wire::LoanPlace& /*place*/) {
     throw Exception(ErrorCode::wire, "this path has no loans");
   }
-  // The whole of a segment that the peer has passed and this side has said to have mapped; also
-  // after the end of the connection, until its last reference is gone. Null: there is none.
+  // The bytes of a whole segment that the peer has passed and this side has mapped. They stay
+  // available after the connection has ended, while this object lives. Null: there is none.
   virtual LentBytes lent_bytes(std::uint64_t /*segment*/) const { return nullptr; }
 
   // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
@@ -155,8 +155,8 @@ struct Environment {
   // This peer's keys. Empty: it is insecure.
   crypto::Keyring keyring{};
   std::string name{};  // of this peer, public to every peer that reaches it
-  // Whether another thread seals and opens the records of large transfers in TLS; none: if this
-  // process may run on enough processors.
+  // Whether another thread encrypts and decrypts large transfers in TLS. None: if this process may
+  // run on enough processors.
   std::optional<bool> tls_thread{};
 
   wire::ConnectionId next_connection_id() { return ++last_connection_id; }

@@ -103,7 +103,7 @@ def read(url: str, key: str | None) -> dict[str, Any]:
         with _OPENER.open(request, timeout=_TIMEOUT) as answer:
             told: dict[str, Any] = json.load(answer)
         if not isinstance(told, dict) or not {"broker", "groups", "members"} <= told.keys():
-            raise ValueError("the answer there is not a dashboard's")
+            raise ValueError("the answer is not that of a dashboard")
     except urllib.error.HTTPError as error:
         if error.code == 401:
             what = "the key is wrong" if key else "a key is needed"

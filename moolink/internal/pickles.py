@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 AllowPickle = bool | Literal["insecure"]
 
-_told: set[str] = set()  # the log has named them as able to run code here
+_told: set[str] = set()  # the descriptions in warnings that were logged
 
 
 def check(allowed: AllowPickle, proof: Identity) -> None:
-    """Checks an Rpc's option ``allow_pickle``; names in the log those that can run code here,
-    once of holders of the token and once of all processes that reach this peer.
+    """Checks an Rpc's option ``allow_pickle``. If pickles are allowed, a warning in the log names
+    the peers that can run code here, once for holders of the token and once for all processes.
 
     Raises:
         ValueError: it is none of its values, or True at a peer that asks others for no token.

@@ -88,7 +88,7 @@ class Host(abc.ABC):
 
     @abc.abstractmethod
     def note(self, notes: Mapping[str, str]) -> None:
-        """Tells it which jobs have finished: see moolink/accumulate/run_record.py."""
+        """Tells the host which jobs have finished; see moolink/accumulate/run_record.py."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Host(abc.ABC):
     @property
     @abc.abstractmethod
     def notes(self) -> Mapping[str, str]:
-        """The jobs that have finished, as far as it knows."""
+        """Returns the finished jobs that the host knows."""
 
 
 class LocalHost(Host):

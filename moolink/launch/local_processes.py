@@ -131,7 +131,7 @@ class Machine:
         return process
 
     def pause(self, is_paused: bool) -> None:
-        """Reads no output, so that processes that write much have to wait; or reads it again."""
+        """Stops reading output, so that processes that write much have to wait, or resumes it."""
         if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
@@ -185,7 +185,7 @@ class Machine:
     def _ended(self, process: LocalProcess) -> None:
         self._loop.unwatch(process.pidfd)
         os.close(process.pidfd)
-        # Before the leader is reaped: until then no other group can have its number.
+        # This comes before the leader is reaped: until then no other group can have its number.
         _kill_group(process.pid)
         returncode = process.popen.wait()
         process.has_ended = True

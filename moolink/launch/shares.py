@@ -64,7 +64,7 @@ def parse_hosts(texts: Sequence[str], where: str) -> list[HostShare]:
 
 
 def seats_on(role: Role, shares: list[HostShare], hosts: dict[str, Host]) -> list[Seat]:
-    """Gives the role's processes seats on hosts, and takes these off the hosts' free seats.
+    """Gives the role's processes seats on hosts, and removes these from the hosts' free seats.
 
     Raises:
         ValueError: the hosts do not take so many.
@@ -106,7 +106,7 @@ def seats_of(job: Job, given: Sequence[str], hosts: dict[str, Host]) -> list[Sea
 
 
 def share_out(seats: Sequence[Seat]) -> None:
-    """Gives the seats of each host its cores and GPUs, once the host's are known.
+    """Divides the cores and GPUs of each host among its seats, once they are known.
 
     Raises:
         JobError: a host has not as many GPUs as its processes shall get.

@@ -129,7 +129,7 @@ class Submitter:
         try:
             os.write(self._guard.stdin.fileno(), f"{line}\n".encode())
         except BrokenPipeError:
-            return  # The guard was killed: jobs then outlive a launcher that is killed, too.
+            return  # The guard was killed: if the launcher is killed, too, its jobs go on.
 
 
 class _Unwatched:
@@ -195,7 +195,7 @@ class SlurmProcess:
         self._returncode = returncode
 
     def drained(self) -> None:
-        """All of its output has come, and with it Slurm's message about its end."""
+        """All of its output has arrived, with Slurm's message about its end."""
         # Whatever srun's status: it is 0 if the node failed, or if the process left well.
         if (self._is_taken or self._returncode in _TOLD) and not self._is_ours:
             self._watcher.lost("Slurm preempted or cancelled it, or its node failed")

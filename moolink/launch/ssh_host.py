@@ -223,7 +223,7 @@ class RemoteHost(Host):
                     self._processes[number].watcher.output(stream, written)
                 else:
                     self._take(connection, item)
-            # Not before: another program may answer, and show the token to others.
+            # Only after the greeting: another program may answer, and show the token to others.
             if connection.frames.is_greeted and not connection.has_begun:
                 connection.has_begun = True
                 self.send(do="begin", **self._begin)

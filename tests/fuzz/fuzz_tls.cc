@@ -1,5 +1,5 @@
-// TLS of tcp connections: strangers at both sides of a handshake, somebody between two peers, and
-// one who has the key and keeps to no rule once the handshake is done.
+// TLS of tcp connections: unauthenticated peers at both sides of a handshake, an attacker between
+// two peers, and a peer that has the key and breaks the rules after the handshake.
 
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -49,8 +49,8 @@ bool begins(const Bytes& said, const Bytes& got) {
   return got.empty() || std::memcmp(got.data(), said.data(), got.size()) == 0;
 }
 
-// One end of a connection, and the far end of its socket. In turns: another thread would do its
-// work (tls_turns.cc), which is done here before the socket is looked at, or after a call.
+// One end of a connection, and the far end of its socket. The work of a turn (tls_turns.cc) runs on
+// this thread, before the socket is read or after a call.
 class End {
  public:
   explicit End(std::optional<crypto::Key> key, bool in_turns = false) {

@@ -31,7 +31,7 @@ class BrokerPeer final : public Driven, private PeerObserver {
   void describe(Time now, Describe how, std::string& text) const override;
 
  private:
-  // The lock is held also if this fails, when members end.
+  // `held`: if this throws, the destructors of members need the lock.
   BrokerPeer(const Engine::Lock& held, std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
   void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;

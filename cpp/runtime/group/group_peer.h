@@ -56,7 +56,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   void set_timeout(Duration evict_after);
   void set_sort_order(std::int64_t sort);
   void set_broker_name(const std::string& name);
-  // `output` is the place of this member's result, and the future holds it; with `lent` the
+  // This member's result is written to `output`, which the future holds; with `lent` the
   // input is used until the future is done, else the operation owns it. `epoch`: the low bits of
   // the epoch that update() must have shown last, or 0. Throws Exception{closed} while this peer is
   // in no view, Exception{group_changed} if the view is not the one that the user knows,

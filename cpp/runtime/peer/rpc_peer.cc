@@ -57,7 +57,7 @@ std::string environment_variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Of a variable that turns something on or off; none: the choice is the library's.
+// Returns the value of a variable that turns a feature on or off. None: it is not set.
 std::optional<bool> switch_variable(const char* name) {
   const std::string value = environment_variable(name);
   if (value.empty()) return std::nullopt;

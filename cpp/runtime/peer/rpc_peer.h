@@ -68,7 +68,7 @@ class PeerObserver {
   virtual void peer_down(const rpc::PeerDown& /*peer*/) {}
   // Service messages sent to the instance while it was not up have been dropped.
   virtual void undelivered(const Uid& /*instance*/) {}
-  // What the instance lent through it can be read while the connection is held.
+  // Memory that the instance lent through the connection can be read while the object is held.
   virtual void connection_ended(const Uid& /*instance*/,
                                 const std::shared_ptr<transport::Connection>& /*connection*/) {}
   // At an address that this peer dials, a peer has another key.
@@ -160,10 +160,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
   DescriptorExchange& descriptors() { return descriptors_; }
   // Whether the instance has mapped this segment of the lending pool, on the connection in use. If
-  // not, passes the segment, or makes the peers connect as for a message of the group.
+  // not, passes the segment; without a connection, makes the peers connect, as a message of the
+  // group would.
   bool lends(const Uid& instance, const std::string& peer, std::uint64_t segment,
              const std::string& group);
-  // A segment that the instance lends; null: it is not mapped, or its connection has ended.
+  // The bytes of a segment that the instance lends. Null: it is not mapped, or its connection has
+  // ended.
   LentBytes lent_by(const Uid& instance, std::uint64_t segment);
   // For a second at most. Releases the lock meanwhile.
   void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);

@@ -38,7 +38,7 @@ std::string rdma_address(const std::vector<std::string>& bound) {
 
 // --- events of transports
 
-// Each behind the barrier.
+// Calls every observer, each behind the exception barrier.
 template <class Tell>
 void RpcPeer::tell_observers(const Tell& tell) {
   for (std::size_t i = 0; i < observers_.size(); ++i) {

@@ -27,8 +27,8 @@ class ServiceRouter {
 
   explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
 
-  // A route until the result ends. It ignores peers whose key is that of another group than
-  // `group`. Throws Exception{invalid_argument} if the scope is taken on this peer.
+  // Adds a route until the result is destroyed. It ignores peers whose key is that of another group
+  // than `group`. Throws Exception{invalid_argument} if the scope is taken on this peer.
   [[nodiscard]] std::shared_ptr<void> route(rpc::Service service, const std::string& scope,
                                             const std::string& group, Route route);
 

@@ -25,7 +25,7 @@ struct ReplayColumn {
   std::size_t bytes = 0;  // of one row
 };
 
-// An array of an item: a column's elements in `count` of the item's rows, or, if it is 0, in one.
+// An array of an item: a column's elements in `count` of the item's rows; if `count` is 0, in one.
 struct ReplayPiece {
   std::uint32_t column = 0;
   std::uint32_t first = 0;

@@ -68,8 +68,8 @@ void SharedCollectives::start(collective::PipelineOperation operation) {
   rpc_->context()->engine().loop().wake();
 }
 
-// The place where all others of the host read these bytes. Empty: they are not in the lending pool,
-// or some member has not mapped them, which this requests.
+// Returns the place where the other members of the host read these bytes. Empty: they are not in
+// the lending pool, or a member has not mapped the segment, which this call then passes.
 collective::LentPlace SharedCollectives::place(const std::byte* data, std::size_t size) const {
   const auto place = rpc_->context()->lending().find(data, size);
   if (!place) return {};

@@ -164,8 +164,7 @@ std::optional<Grant> ShmConnection::allocate_grant(std::size_t bytes) {
   return Grant{block->place, std::move(block->memory)};
 }
 
-// Memory of grants unused for a while is returned to the system, here and, after the next poll, at
-// the peer.
+// Returns memory of unused grants to the system, here at once and at the peer after the next poll.
 void ShmConnection::retire_idle_grants() {
   const bool again = grants_->retire_idle();
   idle_timer_.reset();
@@ -188,7 +187,7 @@ MutableBuffer ShmConnection::grant_memory(const wire::GrantPlace& place) {
   return theirs_.at(place);
 }
 
-// It was passed through the socket before a place in it was written into the ring.
+// The peer passes a segment through the socket before it writes a place in it into the ring.
 void ShmConnection::learn(SegmentId segment) {
   if (!theirs_.knows(segment) && state_ == State::open && !failed_) take_notices();
 }
@@ -267,8 +266,8 @@ bool ShmConnection::take_notices() {
 void ShmConnection::take_notice(io::DescriptorMessage message) {
   const Notice notice = decode_notice(message);
   if (!established_ && notice.kind != NoticeKind::bye) {
-    // The peer may have greeted through the ring already, but a stranger's segments are not mapped
-    // here.
+    // The peer may have greeted through the ring already, but segments of an unauthenticated peer
+    // are not mapped here.
     if (early_notices_.size() == kMaxEarlyNotices) {
       throw Exception(ErrorCode::wire, "descriptors were passed before the greeting");
     }

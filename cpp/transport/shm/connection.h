@@ -34,7 +34,7 @@ class ShmConnection final : public Connection,
    public:
     virtual ~Owner() = default;
     virtual void ended(wire::ConnectionId id) = 0;        // it is over; the owner forgets it
-    virtual void established(wire::ConnectionId id) = 0;  // the stranger became a peer
+    virtual void established(wire::ConnectionId id) = 0;  // its peer is authenticated
   };
 
   ShmConnection(Environment& environment, Owner& owner, Link link);
@@ -68,7 +68,7 @@ class ShmConnection final : public Connection,
 
   // Ends it, and reports the error to the handler.
   void fail(Error error, bool peer_dead) noexcept;
-  // A stranger whose place others need: it fails.
+  // Fails an unauthenticated connection to make room for others.
   void make_room();
   // Closes at once without reporting it.
   void drop();
@@ -117,7 +117,7 @@ class ShmConnection final : public Connection,
   std::shared_ptr<GrantPool> grants_;
   GrantFiller filler_;
   PassedSegments passed_;
-  PeerSegments theirs_;  // kept to the end of this object: others may read them until then
+  PeerSegments theirs_;  // kept until destruction: holders of the connection read them
   std::vector<io::DescriptorMessage> early_notices_;  // arrived before this side was established
 
   State state_ = State::open;

@@ -13,7 +13,7 @@ namespace moolink::transport::shm {
 // long.
 class GrantFiller {
  public:
-  // `target`: the memory of the place. Throws Exception{wire} if it is too small.
+  // `target`: the memory of the place. Throws Exception{wire} if `target` is too small.
   void begin(const wire::GrantPlace& place, MutableBuffer target, Buffer bytes);
   bool idle() const { return jobs_.empty(); }
   // Copies the next slice; returns the place that is full now, if any.

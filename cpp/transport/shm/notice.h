@@ -11,24 +11,24 @@
 
 namespace moolink::transport::shm {
 
-// Messages over the Unix socket beside the rings: those with descriptors, and the farewell.
+// Messages over the Unix socket beside the rings.
 enum class NoticeKind : std::uint8_t {
   greeting,  // first, by both sides; descriptors: the ring that its sender reads, its doorbell
   pass,      // the receiver may use this segment; descriptors: the segment
-  retire,    // the sender of that segment will name it no more
-  mapped,    // the answer to a segment to read, once it is mapped
+  retire,    // the sender of the segment will not name it again
+  mapped,    // the answer to `pass` of a segment to read, once it is mapped
   share,     // descriptors for the layers above, under a key
   bye,       // the end of file that follows is intended, and no sign of death
-  receives,  // arrays are received on this CUDA device: its memory may be lent
-  refuses,   // memory of this CUDA device could not be mapped: it is not to be lent any more
+  receives,  // the sender receives arrays on this CUDA device: the device's memory may be lent
+  refuses,   // the sender could not map memory of this CUDA device: it must not be lent again
 };
 constexpr NoticeKind enum_max(NoticeKind) { return NoticeKind::refuses; }
 
-// What the other side may do with a segment. Each kind has its own numbers.
+// The receiver's access to a segment. Each kind has its own numbers.
 enum class Access : std::uint8_t {
-  fill,   // its sender's grants
-  read,   // its sender's lending pool
-  block,  // to read, too: memory of a CUDA device
+  fill,   // writes to the sender's grants
+  read,   // reads the sender's lending pool
+  block,  // uses memory of a CUDA device
 };
 constexpr Access enum_max(Access) { return Access::block; }
 

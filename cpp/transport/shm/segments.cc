@@ -83,7 +83,7 @@ bool PassedSegments::pass_block(int socket, std::uint64_t number) const {
   return try_send_notice(socket, pass, {&descriptor, 1});
 }
 
-// The answer may cross the notice that retires the segment.
+// The answer may arrive after this side has retired the segment.
 void PassedSegments::mapped(std::uint64_t number) {
   if (number > highest_to_read_) refuse("is mapped, but was never passed", number);
   const auto found = passed_.find({Access::read, number});

@@ -22,11 +22,11 @@
 
 namespace moolink::transport::shm {
 
-// The memory that the two ends of a connection share beside its rings. The rule of ownership: a
-// segment belongs to the process that made it, which alone passes it, once a connection, and
-// retires it; the other side unmaps it with its last use after that.
+// The memory that the two ends of a connection share beside its rings. A segment belongs to the
+// process that made it. Only this process passes the segment, once for each connection, and retires
+// it. After that the other side unmaps it with its last use.
 
-inline constexpr std::size_t kMaxSegments = 16384;  // that one side passes, not retired
+inline constexpr std::size_t kMaxSegments = 16384;  // passed by one side and not retired
 
 struct SegmentId {
   Access access = Access::read;
@@ -35,30 +35,31 @@ struct SegmentId {
   auto operator<=>(const SegmentId&) const = default;
 };
 
-// The segment of a loan: of the lending pool, or a block of a device.
+// The segment of a loan: one of the lending pool, or a block of a device.
 inline SegmentId to_read(std::uint64_t number) {
   return {(number & wire::kDeviceSegments) != 0 ? Access::block : Access::read, number};
 }
 
-// What this side has passed to the peer.
+// The segments that this side has passed to the peer.
 class PassedSegments {
  public:
-  // `lending`: null: this process lends no memory but that of devices.
+  // `lending`: null: this process lends only memory of devices.
   PassedSegments(std::shared_ptr<GrantPool> grants, const memory::LendingPool* lending)
       : grants_(std::move(grants)), lending_(lending) {}
 
-  // Passes the segment through the socket unless that was done. False: the socket is full or the
-  // connection gone, the segment is gone, or `most` segments have been passed.
+  // Passes the segment through the socket, unless it was passed before. False: the socket is full,
+  // the connection or the segment is gone, the device's block cannot be shared, or `most` segments
+  // are passed and not retired.
   bool pass(int socket, SegmentId segment, std::size_t most = kMaxSegments);
-  // The peer says that it has mapped a segment to read. Throws Exception{wire} if no segment was
-  // passed under such a number.
+  // The peer has reported that it mapped a segment to read. Throws Exception{wire} if the number is
+  // above all that were passed.
   void mapped(std::uint64_t number);
   bool is_mapped(std::uint64_t number) const;
   bool changed() const { return retired() != seen_; }
-  // Reports retired segments to the peer; those that do not fit into the socket follow later.
+  // Reports retired segments to the peer. If the socket is full, a later call reports the rest.
   void tell_retired(int socket);
 
-  // The peer receives arrays on the device. Throws Exception{wire} if it has said so of too many.
+  // The peer receives arrays on the device. Throws Exception{wire} if it has named too many.
   void peer_receives(const Uid& device);
   void peer_refuses(const Uid& device) { devices_.erase(device); }
   bool may_lend_of(int device) const;
@@ -71,35 +72,37 @@ class PassedSegments {
 
   std::shared_ptr<GrantPool> grants_;
   const memory::LendingPool* lending_;
-  std::uint64_t seen_ = 0;             // of retired()
-  std::map<SegmentId, bool> passed_;   // and whether the peer has mapped it
-  std::uint64_t highest_to_read_ = 0;  // number ever passed
+  std::uint64_t seen_ = 0;             // value of retired() at the last report
+  std::map<SegmentId, bool> passed_;   // true: the peer has mapped it
+  std::uint64_t highest_to_read_ = 0;  // the highest number ever passed
   std::set<Uid> devices_;              // on which the peer receives
 };
 
-// What the peer has passed to this side. Buffers of it keep their segment mapped.
+// The segments that the peer has passed to this side. Their buffers keep them mapped.
 class PeerSegments {
  public:
-  // Throws Exception{wire} if it is no segment, its number is taken, there are too many, or it is
-  // of a device on which nothing is received. If the system does not map a segment to read or a
-  // block, its first loan tries again.
+  // Maps a segment to fill or to read; the first loan of a block maps the block. If the system does
+  // not map a segment to read, its next loan tries again. Throws Exception{wire} if the descriptor
+  // is no segment, the number is taken, there are too many segments, or the block is too large or
+  // of a device on which this process receives no arrays.
   void add(const Notice& notice, Descriptor descriptor);
-  // Throws Exception{wire} if it is unknown.
+  // Throws Exception{wire} if the segment is unknown.
   void remove(SegmentId segment);
   bool knows(SegmentId segment) const { return segments_.contains(segment); }
 
   // Throws Exception{wire} if the place is not within a segment to fill.
   MutableBuffer at(const wire::GrantPlace& place) const;
-  // Throws Exception{wire} if the place is not within a segment to read or a block. Another
-  // exception: it cannot be mapped here; if it is a block, the peer is told to lend none of that
-  // device any more.
+  // Throws Exception{wire} if the place is not within a segment to read or a block, and another
+  // exception if the segment cannot be mapped here. If that is a block, it also asks the peer to
+  // lend no more memory of that device.
   Buffer at(const wire::LoanPlace& place, int socket);
   // The whole of a segment to read. Null: it is not mapped.
   LentBytes bytes(std::uint64_t number) const;
 
-  // Tells the peer which segments to read are mapped now; what does not fit follows later.
+  // Reports the segments to read that are mapped. If the socket is full, a later call reports the
+  // rest.
   void tell_mapped(int socket);
-  // Tells the peer on which devices arrays are received, if that has changed.
+  // Reports the devices on which this process receives arrays, unless they were reported before.
   void tell_devices(int socket);
   // In a forked child.
   void abandon() noexcept;
@@ -120,8 +123,8 @@ class PeerSegments {
   static void map_block(Segment& segment, int socket);
 
   std::map<SegmentId, Segment> segments_;
-  std::vector<std::uint64_t> untold_;  // mapped
-  std::uint64_t told_devices_ = 0;     // as bits
+  std::vector<std::uint64_t> untold_;  // mapped and not reported
+  std::uint64_t told_devices_ = 0;     // one bit for each device
 };
 
 }  // namespace moolink::transport::shm

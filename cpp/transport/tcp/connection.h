@@ -23,7 +23,7 @@ class Owner {
   virtual ~Owner() = default;
   // The connection is over and its socket closed; the owner forgets it.
   virtual void ended(wire::ConnectionId id) = 0;
-  // The stranger became a peer.
+  // Its peer is authenticated.
   virtual void established(wire::ConnectionId id) = 0;
   // It can carry frames: report it to the handler.
   virtual void opened(TcpConnection& connection) = 0;
@@ -58,12 +58,12 @@ class TcpConnection final : public Connection, public std::enable_shared_from_th
 
   // Ends it, and reports the error to the handler, or to the owner if it was never opened.
   void fail(Error error) noexcept;
-  // Another thread has done the work of the stream.
+  // The stream's turn on the other thread has ended.
   void turned();
-  // A stranger whose place others need: it fails.
+  // Fails an unauthenticated connection to make room for others.
   void make_room();
-  // Closes at once without reporting it; no turn of the stream runs. What is being closed first
-  // sends what the socket takes.
+  // Closes at once without reporting it, while no turn of the stream runs. A connection that is
+  // closing first sends as much as the socket takes.
   void stop();
   // Closes at once without reporting it.
   void drop();

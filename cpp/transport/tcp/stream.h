@@ -31,12 +31,12 @@ class ByteStream {
  public:
   struct Sent {
     std::size_t bytes = 0;  // taken, from the front
-    bool full = false;      // no more is taken now
+    bool full = false;      // the stream takes no more now
   };
   struct Received {
     std::size_t bytes = 0;
-    bool drained = false;  // nothing more is here; the socket becomes ready when there is, or
-                           // turned() follows
+    bool drained = false;  // no more bytes now: they come when the socket becomes ready, or with
+                           // turned()
     bool ended = false;    // the peer has closed
   };
 
@@ -57,11 +57,12 @@ class ByteStream {
   virtual Received receive(std::span<const iovec> pieces, std::size_t allowance) = 0;
   // More was read from the socket than has been received.
   virtual bool holds_bytes() const { return false; }
-  // Another thread works on the stream's bytes: it takes and gives none until turned().
+  // Another thread works on the stream's bytes: send() takes none until turned(), and receive()
+  // gives only those that are ready.
   virtual bool busy() const { return false; }
-  // The work of the other thread is done.
+  // The other thread has finished.
   virtual void turned() {}
-  // receive() would read the socket.
+  // Whether receive() would read the socket.
   virtual bool takes_input() const { return true; }
   // Tells the peer that no more comes; false: not yet, retry when the socket takes more.
   virtual bool shut_down() = 0;

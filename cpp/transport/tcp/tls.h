@@ -58,19 +58,19 @@ class TlsContext {
   BioMethod* bio_method_ = nullptr;
 };
 
-// How a stream has its work done on another thread.
+// The settings of turns: work of a stream on another thread.
 struct TlsTurns {
-  // Runs the work there, then turned() on the loop's thread. Throws if there is no thread. Null:
-  // the stream does its work itself.
+  // Runs `work` on that thread, then turned() on the loop's thread. Throws if there is no thread.
+  // Null: the stream takes no turns.
   std::function<void(std::function<void()> work)> run;
-  std::size_t least = std::size_t{64} << 10;  // bytes that are worth a turn
+  std::size_t least = std::size_t{64} << 10;  // bytes; fewer take no turn
 };
 
-// Memory of a stream, allocated when it is needed: strangers are many.
+// Memory of a stream, allocated on first use: there may be many unauthenticated connections.
 struct TlsRoom {
   std::unique_ptr<std::byte[]> memory;
   std::size_t bytes = 0;
-  std::size_t begin = 0;  // of the bytes in it
+  std::size_t begin = 0;  // offset of its bytes
   std::size_t end = 0;
 
   std::byte* data() const { return memory.get() + begin; }
@@ -81,16 +81,16 @@ struct TlsRoom {
   void clear() { begin = end = 0; }
   void grow(std::size_t wanted);
   void add(const void* data, std::size_t size);
-  // Moves the bytes to the beginning.
+  // Moves the bytes to the start of the memory.
   void pack();
 };
 
 // A TLS connection. OpenSSL makes the records over moolink's BIO, which collects records: one
 // system call sends, or receives, many.
 //
-// With `turns`, large transfers take turns: another thread seals what is to leave and opens what
-// has come, while this one exchanges the bytes of the turns before and after with the socket and
-// the user. OpenSSL's object and the rooms of a turn belong to that thread until turned().
+// With `turns`, large transfers take turns: another thread encrypts outgoing bytes and decrypts
+// records, while this thread exchanges the bytes of the previous and the next turn with the socket
+// and the user. OpenSSL's object and the buffers of a turn belong to that thread until turned().
 class TlsStream final : public ByteStream {
  public:
   // key: the one a dialler offers; none: this side accepts.
@@ -162,7 +162,7 @@ class TlsStream final : public ByteStream {
   static constexpr std::size_t kSegment = 4 * (kRecordHead + kSentBytes + kRecordTail);
   static constexpr std::size_t kRoomToSend = 4 * kMostSealed;  // beyond that, also for KeyUpdates
   static constexpr std::size_t kIncoming = (std::size_t{128} << 10) + kMostSealed;
-  static constexpr std::size_t kSealedInTurn = 16 * kSentBytes;  // at most
+  static constexpr std::size_t kSealedInTurn = 16 * kSentBytes;  // encrypted in one turn at most
 
   const std::shared_ptr<TlsContext> context_;
   const OpenSsl& openssl_;
@@ -175,7 +175,7 @@ class TlsStream final : public ByteStream {
   wire::ChannelBinding binding_{};
 
   // Outgoing records.
-  TlsRoom record_;             // the pieces of one, put together
+  TlsRoom record_;             // the pieces of one record
   std::uint64_t records_ = 0;  // since seal() last changed the key
   TlsRoom out_;
   std::size_t burst_ = 0;       // bytes sent without a pause
@@ -198,11 +198,11 @@ class TlsStream final : public ByteStream {
   const TlsTurns turns_;
   bool busy_ = false;
   TlsRoom to_seal_;
-  TlsRoom sending_;   // what an earlier turn has sealed, on its way to the socket before out_
-  TlsRoom arriving_;  // records read meanwhile, after room for the beginning of one
-  TlsRoom opening_;   // what the turn has opened
-  TlsRoom opened_;    // what an earlier one has opened, for the user to take
-  std::optional<Error> failure_;  // told after what was opened before it
+  TlsRoom sending_;   // records of an earlier turn, sent before out_
+  TlsRoom arriving_;  // records read during a turn, behind room for the beginning of one
+  TlsRoom opening_;   // bytes that the turn has decrypted
+  TlsRoom opened_;    // bytes that an earlier turn has decrypted, for the user
+  std::optional<Error> failure_;  // reported after the bytes decrypted before it
 };
 
 }  // namespace moolink::transport::tcp

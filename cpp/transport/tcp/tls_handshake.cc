@@ -268,7 +268,7 @@ int TlsStream::read_records(Bio* bio, char* data, std::size_t size, std::size_t*
   openssl.bio_clear_flags(bio, kRetryFlags);
   *read = stream.give_records(data, size);
   if (*read > 0) return 1;
-  // During a turn the loop's thread writes these.
+  // During a turn the loop's thread writes the socket's state: it is read only before open_.
   const bool over = !stream.open_ && (stream.not_tls_ || stream.socket_is_over());
   if (!over) openssl.bio_set_flags(bio, kRetryRead);
   return 0;
@@ -281,7 +281,7 @@ long TlsStream::control(Bio* bio, int command, long /*number*/, void* /*pointer*
 }
 
 bool TlsStream::take_records(const char* data, std::size_t size) {
-  if (out_.left() < size) return false;  // longer than any handshake, or an alert too much
+  if (out_.left() < size) return false;  // longer than any handshake, or one alert too many
   out_.add(data, size);
   return true;
 }

@@ -131,7 +131,7 @@ std::size_t TlsStream::sealed_together(std::size_t left) const {
 }
 
 ByteStream::Sent TlsStream::send(std::span<const iovec> pieces) {
-  if (busy_ || failure_) {  // the failure is told by receive()
+  if (busy_ || failure_) {  // receive() reports the failure
     push();
     return {0, true};
   }
@@ -200,7 +200,7 @@ bool TlsStream::has_record() const {
   return in_.size() >= kRecordHead && in_.size() >= kRecordHead + sealed_bytes(in_.data());
 }
 
-// OpenSSL has bytes to give.
+// Whether OpenSSL has more bytes.
 bool TlsStream::has_more() const { return openssl_.ssl_pending(ssl_) > 0 || has_record(); }
 
 bool TlsStream::holds_bytes() const {
@@ -232,7 +232,7 @@ ByteStream::Received TlsStream::receive(std::span<const iovec> pieces, std::size
       if (failure_ && received.bytes > 0) return received;
       if (failure_) throw Exception(*failure_);
       if (closed_ || (!has_more() && !read_more())) {
-        // Each end is reported once all before it is taken.
+        // An end is reported after all bytes before it.
         if (!closed_ && received.bytes == 0) check_socket();
         received.ended = closed_ && received.bytes == 0;
         received.drained = !closed_ && !socket_is_over();
@@ -253,8 +253,8 @@ std::size_t TlsStream::read_at_once(std::span<std::byte> into) {
   return count;
 }
 
-// Reads from the record that was opened last, or from the next one. 0: it has no data, or
-// failure_.
+// Reads from the record that was decrypted last, or from the next one. 0: the record has no data,
+// or reading failed (failure_).
 std::size_t TlsStream::read_record(std::span<std::byte> into) {
   openssl_.clear_errors();
   std::size_t count = 0;
@@ -289,7 +289,7 @@ void TlsStream::check_socket() const {
   }
 }
 
-// in_ holds at most the beginning of a record.
+// Called while in_ holds at most the beginning of a record.
 void TlsStream::read_ahead() {
   in_.pack();
   in_.grow(kMostSealed);

@@ -1,4 +1,4 @@
-// Records of large transfers, sealed and opened on another thread.
+// Encrypts and decrypts the records of large transfers on another thread.
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,8 @@
 
 namespace moolink::transport::tcp {
 
-// Copies the bytes that a turn will seal; returns how many. 0: no turn is possible, or worth it.
+// Copies the bytes that a turn will encrypt; returns their number. 0: no turn is possible, or there
+// are too few bytes.
 std::size_t TlsStream::fill_turn(std::span<const iovec> pieces) {
   std::size_t all = 0;
   for (const iovec& piece : pieces) all += piece.iov_len;
@@ -21,7 +22,7 @@ std::size_t TlsStream::fill_turn(std::span<const iovec> pieces) {
   return to_seal_.size();
 }
 
-// Unless there is too little to do.
+// Begins a turn unless there are too few bytes for one.
 void TlsStream::begin_turn() {
   if (!turns_.run || busy_ || failure_ || !out_.empty()) return;
   show_opened();
@@ -40,12 +41,12 @@ void TlsStream::begin_turn() {
   try {
     turns_.run([this] { turn(); });
   } catch (const std::exception&) {
-    turn();  // without the thread
+    turn();  // on this thread
     turned();
   }
 }
 
-// On the other thread. It opens as much as opening_ has room for.
+// Runs on the other thread. It decrypts as much as opening_ has room for.
 void TlsStream::turn() noexcept {
   const auto work = [this] {
     while (!to_seal_.empty()) {
@@ -73,8 +74,8 @@ void TlsStream::show_opened() {
   std::swap(opening_, opened_);
 }
 
-// Puts what has arrived during the turn behind what in_ still holds: the beginning of a record, or
-// more if the turn had no room to open it.
+// Appends the bytes that arrived during the turn to those left in in_: the beginning of a record,
+// or more if the turn had no room to decrypt it.
 void TlsStream::join_arrived() {
   if (arriving_.empty()) return;
   if (in_.size() <= arriving_.begin) {

@@ -18,10 +18,10 @@ namespace {
 
 constexpr Duration kConnectTimeout = seconds(5);  // of one candidate address
 constexpr int kBacklog = 1024;
-// Two peers of one host keep two busy, and the user's code has work of its own.
+// Two peers of one host keep two processors busy, and the user's code needs others.
 constexpr int kProcessorsForTls = 4;
 
-// On which this process may run.
+// Returns the number of processors on which this process may run.
 int processors() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -255,7 +255,7 @@ TlsTurns TcpTransport::turns(const TcpConnection& connection) {
     tls_thread_->submit([self = of.lock(), work = std::move(work), &loop = environment_.loop] {
       work();
       const auto tell = [&] { loop.post([self] { self->turned(); }); };
-      // If it fails twice, the session notices the silence.
+      // If both attempts fail, the session detects the silence.
       guard(tell, [&](const Error&) { guard(tell, [](const Error&) {}); });
     });
   }};
@@ -439,7 +439,7 @@ void TcpTransport::stop() {
   }
   dials_.clear();
   names_.drop_tasks();
-  tls_thread_.reset();  // waits for turns: they may have the last bytes of what is being closed
+  tls_thread_.reset();  // waits for turns: they may hold the last bytes of closing connections
   for (auto& [id, connection] : connections_) connection->stop();
   connections_.clear();
 }

@@ -83,7 +83,7 @@ class TcpTransport final : public Transport, public Owner {
   Environment& environment_;
   Admission admission_;
   const InterfaceChoice choice_;
-  const bool in_turns_;  // another thread seals and opens the records of large transfers
+  const bool in_turns_;              // another thread encrypts and decrypts large transfers
   std::shared_ptr<TlsContext> tls_;  // null: connections are plain
   std::string why_no_tls_;
   // Keys that acceptors hold instead of the key offered first, by the address dialled.
@@ -93,8 +93,8 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
-  // Last: their threads end first.
-  io::TaskThread names_{"moolink names"};                    // looks them up
+  // Last members: their threads must end first.
+  io::TaskThread names_{"moolink names"};                    // looks up host names
   std::optional<io::TaskThread> tls_thread_{"moolink tls"};  // until stop()
 };
 

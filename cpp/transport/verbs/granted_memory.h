@@ -37,7 +37,7 @@ class GrantedMemory {
 
   Device& device_;
   std::shared_ptr<GrantPool> pool_;
-  std::uint64_t retired_ = 0;  // of the pool, at the last look
+  std::uint64_t retired_ = 0;  // value of the pool's retired() at the last check
   std::map<std::uint64_t, Registered> segments_;
 };
 

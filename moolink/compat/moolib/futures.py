@@ -77,7 +77,7 @@ class Met:
             now = time.monotonic()
             return now < self._since.setdefault(peer, now) + GRACE
         if isinstance(error, PeerLost | TimeoutError):
-            self._since.pop(peer, None)  # The next peer of this name is met anew.
+            self._since.pop(peer, None)  # The next peer of this name is unknown.
         elif error is None or isinstance(error, RemoteError):  # Others say nothing of the peer's.
             self._known.add((peer, function))
         return False
@@ -106,7 +106,7 @@ class EarlyCall(Future):
         self._call.add_done_callback(self._look)
 
     def _forked(self) -> None:
-        """In a child nothing ends a call: it has the error of the call itself."""
+        """In a forked child no event ends the call: it ends at once, with the error of `_call`."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()

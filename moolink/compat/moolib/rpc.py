@@ -101,7 +101,7 @@ class Rpc(moolink.Rpc):
         except TypeError:  # It cannot be sent, which the call says, or is lent, and not copied.
             return super().async_(peer, function, *args, **kwargs)
         given = [(args, kwargs)]  # Sent as they are at first, without the cost of the copy.
-        own, met = weakref.ref(self), self._met  # A call that does not end keeps no peer alive.
+        own, met = weakref.ref(self), self._met  # A call without an end keeps no peer alive.
 
         def start() -> _core.Future:
             if (rpc := own()) is None:

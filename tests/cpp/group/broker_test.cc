@@ -1,4 +1,4 @@
-// A broker alone: what it makes of messages, and in how many views.
+// A broker alone: its answers to messages, and the number of its views.
 
 #include <cstdint>
 #include <string>
@@ -41,7 +41,7 @@ BrokerConfig first_broker() {
   return config;
 }
 
-// Its group of peers 1 .. `peers` was founded 10 ms ago.
+// A broker whose group of peers 1 .. `peers` was founded 10 ms ago.
 struct Founded : Broker {
   explicit Founded(std::uint64_t peers) : Broker(first_broker(), 1, kNow - seconds(1)) {
     for (std::uint64_t id = 1; id <= peers; ++id) {

@@ -184,7 +184,7 @@ void cut_sockets() {
     socklen_t size = sizeof address;
     if (::getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
         address.sun_family == AF_UNIX && size > sizeof address.sun_family) {
-      ::shutdown(descriptor, SHUT_RDWR);  // the dialler's end: only that one's peer has a name
+      ::shutdown(descriptor, SHUT_RDWR);  // the dialler's end: only its peer has a name
     }
   }
 }
@@ -226,8 +226,8 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
   for (const std::uint64_t s : {1, 2}) {
     write(1);
     const MutableBuffer second = b.reduce(s, 2, {memory});
-    // b has put nothing into its window: a reads what is here when it begins, though the connection
-    // has ended before the second operation of a.
+    // b has put nothing into its window: a reads the memory of b as it is when a begins, also when
+    // the connection has ended before that.
     {
       const Engine::Lock lock = b.context->lock();
       write(4);

@@ -102,7 +102,7 @@ TEST("segments: what is passed twice, retired twice, or cut short is refused") {
     theirs.remove({access, 1});
     CHECK_THROWS(theirs.at(wire::GrantPlace{1, 1, 0, 100}), ErrorCode::wire);
     CHECK_THROWS(theirs.at(wire::LoanPlace{1, 1, 0, 100}, -1), ErrorCode::wire);
-    CHECK_EQ(static_cast<int>(held.data()[0]), 0);  // mapped for as long as somebody reads it
+    CHECK_EQ(static_cast<int>(held.data()[0]), 0);  // mapped while a buffer refers to it
   }
 }
 
@@ -133,7 +133,7 @@ struct Sockets {
     ours = Descriptor(ends[0]);
     peer = Descriptor(ends[1]);
   }
-  // The notices that have come, with all but the first `fillers`.
+  // Returns the notices that have arrived, after `fillers` other messages.
   std::vector<shm::Notice> take(int fillers = 0) {
     std::vector<shm::Notice> notices;
     io::DescriptorMessage message;
@@ -233,7 +233,7 @@ TEST("shm: a segment to read is answered once it is mapped") {
   CHECK_EQ(std::memcmp(bytes->data() + offset, block.data(), 1000), 0);
   borrower.connection().close();
   wait_until(lender, borrower, [&] { return lender.closures.size() == 1; });
-  // For whoever holds the connection.
+  // The connection object still has the bytes.
   CHECK(borrower.connections.at(0)->lent_bytes(segment) == bytes);
 }
 
@@ -303,7 +303,7 @@ TEST("shm: a peer that may not be ready is lent a few segments only") {
     blocks.push_back(lender.pool->allocate(LendingPool::kSegmentBytes));
     passed += lender.connection().pass_segment(lender.place_of(blocks.back()).segment) ? 1 : 0;
   }
-  CHECK(passed > 0 && passed < 4);  // a stranger may pass as many as that
+  CHECK(passed > 0 && passed < 4);  // the limit before the peer's first frame
   borrower.turn();
   CHECK(borrower.closures.empty());
   borrower.connection().establish();

@@ -22,7 +22,7 @@ namespace tls_stream_test {
 
 using conformance::pattern;
 
-// The other thread of a stream: it works when the test says so.
+// Stands for the other thread of a stream: finish() does its work.
 struct Beside {
   tcp::TlsTurns turns(std::size_t least) {
     return {[this](std::function<void()> begun) { work = std::move(begun); }, least};
@@ -71,7 +71,7 @@ struct Streams {
   std::unique_ptr<tcp::TlsStream> acceptor;
 };
 
-// Both ways of work, and keys that change with each record, now and then, and never.
+// With and without turns, and with keys that change with each record, sometimes, and never.
 template <class Test>
 void with_all_streams(Test&& test) {
   for (const std::uint64_t records_per_key : {1, 3, 1000000}) {

@@ -1,5 +1,4 @@
-// Turns of TlsStream (tls_turns.cc): a far end that has the key and chooses its records, and what
-// happens while a turn runs.
+// Turns of TlsStream (tls_turns.cc), with a far end that has the key and chooses its records.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -54,7 +53,7 @@ class FarEnd {
     seal(RecordType{}, content);
     sealer_.next_key();
   }
-  // Gives what the socket takes; true: all.
+  // Sends as much as the socket takes. True: no record is left.
   bool give() {
     while (!records_.empty()) {
       const ssize_t count =
@@ -64,7 +63,7 @@ class FarEnd {
     }
     return true;
   }
-  // The content of the next record that has come; none: nothing has.
+  // Returns the content of the next record. None: no record has arrived.
   std::optional<Bytes> hear() {
     Bytes heard(5000);
     const ssize_t count = ::recv(socket_, heard.data(), heard.size(), MSG_DONTWAIT);
@@ -83,7 +82,7 @@ class FarEnd {
   Bytes records_;
 };
 
-// A stream that takes turns of `least` bytes, whose work begins when the test says so.
+// A stream that takes turns of at least `least` bytes. finish() runs the work of a turn.
 struct Pair {
   explicit Pair(std::size_t least) {
     std::array<int, 2> ends{};
@@ -117,7 +116,7 @@ struct Pair {
     std::thread(std::exchange(work, nullptr)).join();
     stream->turned();
   }
-  // A turn begins to open what the far end has given.
+  // Begins a turn that decrypts the records that the far end has sent.
   void begin_to_open() {
     CHECK(far->give());
     CHECK_EQ(receive(10), 10u);
