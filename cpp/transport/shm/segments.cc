@@ -9,7 +9,6 @@
 #include "base/barrier.h"
 #include "base/error.h"
 #include "device/devices.h"
-#include "wire/payload.h"
 
 namespace moolink::transport::shm {
 namespace {
@@ -123,7 +122,7 @@ void PassedSegments::tell_retired(int socket) {
 
 void PassedSegments::peer_receives(const Uid& device) {
   devices_.insert(device);
-  if (devices_.size() > kMostDevices) refuse("it receives on more devices than a machine has");
+  if (devices_.size() > kMostDevices) refuse("it names more than 64 devices");
 }
 
 bool PassedSegments::may_lend_of(int device) const {
@@ -137,7 +136,7 @@ bool PassedSegments::may_lend_of(int device) const {
 void PeerSegments::add(const Notice& notice, Descriptor descriptor) {
   const SegmentId id{notice.access, notice.segment};
   if (segments_.size() >= kMaxSegments || segments_.contains(id)) {
-    refuse("was passed twice, or more than are allowed", id.number);
+    refuse("is passed already, or too many are passed", id.number);
   }
   Segment segment = id.access == Access::block ? block(notice) : Segment{};
   segment.descriptor = std::move(descriptor);
@@ -158,7 +157,7 @@ PeerSegments::Segment PeerSegments::block(const Notice& notice) {
   device::Devices* devices = device::Devices::process_if_used();
   const std::optional<int> here = devices == nullptr ? std::nullopt : devices->find(notice.key);
   if (!here || notice.bytes > memory::LendingPool::kLargestBlock) {
-    refuse("it is of a device on which nothing is received here, or more than a device has");
+    refuse("the block is too large, or of a device on which this process receives no arrays");
   }
   return {.device = *here, .bytes = notice.bytes};
 }

@@ -19,6 +19,7 @@
 #include "transport/grant_pool.h"
 #include "transport/shm/notice.h"
 #include "wire/path.h"
+#include "wire/payload.h"
 
 namespace moolink::transport::shm {
 

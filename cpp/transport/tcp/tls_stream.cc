@@ -285,7 +285,7 @@ bool TlsStream::read_more() {
 void TlsStream::check_socket() const {
   if (socket_error_ != 0) socket_failed(socket_error_);
   if (socket_ended_) {
-    throw Exception(ErrorCode::peer_lost, "cut off: it has not said that it ends");
+    throw Exception(ErrorCode::peer_lost, "cut off without close_notify");
   }
 }
 
