@@ -60,11 +60,12 @@ class Machine {
     Duration share_wait = seconds(1);      // then a fast member fills in for a slow one; 0: at once
     Duration soft_view_wait = seconds(1);  // a join waits at most this long for a round boundary
     Duration snapshot_gather = milliseconds(100);  // joins within this time share one snapshot
-    std::size_t backlog_bytes = std::size_t{256} << 20;  // of results a newcomer may hold
-    std::size_t backlog_rounds = 1024;                   // a few may exceed backlog_bytes
-    Duration snapshot_timeout = seconds(5);              // then another parent is asked
-    std::uint32_t chunk_bytes = kChunkBytes;             // of snapshots
-    std::shared_ptr<Allocator> memory;                   // for received snapshots; null: the heap
+    // Of results that wait at a newcomer; more if the state is large.
+    std::size_t backlog_bytes = std::size_t{256} << 20;
+    std::size_t backlog_rounds = 1024;
+    Duration snapshot_timeout = seconds(5);   // then another parent is asked
+    std::uint32_t chunk_bytes = kChunkBytes;  // of snapshots
+    std::shared_ptr<Allocator> memory;        // for received snapshots; null: the heap
   };
 
   // --- actions ---------------------------------------------------------------------------------
@@ -399,6 +400,7 @@ class Machine {
   std::uint64_t user_version_ = 0;
   bool installed_ = false;  // the user has installed the state of standing_ == complete
   bool keeps_up_ = false;
+  std::size_t state_bytes_ = 0;  // of the snapshot that was fetched last
   Ledger ledger_;
   std::uint64_t known_round_ = 0;             // the last one cut in this epoch
   bool cuts_ignored_ = false;                 // in this epoch: there were too many

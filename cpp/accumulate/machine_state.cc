@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kChildrensChunks = 1024;  // requested before they are known to exist
 constexpr std::size_t kChildren = 2;            // of each holder, in the tree of newcomers
+constexpr std::size_t kStatesOfBacklog = 4;     // bytes of rounds that wait, in sizes of the state
 constexpr Duration kAskAgain = seconds(1);      // after a state that was refused; doubles
 constexpr Duration kLongestAskAgain = seconds(30);
 
@@ -106,10 +107,10 @@ void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
 void Machine::bound_backlog() {
   if (standing_ == Standing::stateless) return;
   if (keeps_up_ && config_.role != group::Role::observer) return;  // bounded by its result slots
-  constexpr std::size_t kAlways = 8;                               // rounds
-  const bool fits =
-      ledger_.waiting() <= kAlways || ledger_.waiting_bytes() <= config_.backlog_bytes;
-  if (fits && ledger_.waiting() <= config_.backlog_rounds) return;
+  if (fetch_ && fetch_->info()) state_bytes_ = total_bytes(*fetch_->info());
+  // While a large state is on its way, many rounds pass.
+  const std::size_t bytes = std::max(config_.backlog_bytes, kStatesOfBacklog * state_bytes_);
+  if (ledger_.waiting_bytes() <= bytes && ledger_.waiting() <= config_.backlog_rounds) return;
   abandon_snapshot(std::to_string(ledger_.waiting()) + " rounds wait to be applied here");
 }
 

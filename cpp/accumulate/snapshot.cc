@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/limits.h"
 #include "wire/crc32c.h"
@@ -13,6 +14,10 @@ constexpr std::size_t kRequestsUnderWay = 4;
 constexpr std::uint32_t kMisfits = 8;  // more misfits are no accident
 
 }  // namespace
+
+std::size_t total_bytes(const SnapshotInfo& info) {
+  return std::accumulate(info.segments.begin(), info.segments.end(), std::size_t{0});
+}
 
 std::vector<ChunkPlace> chunk_places(const SnapshotInfo& info) {
   std::vector<ChunkPlace> places;

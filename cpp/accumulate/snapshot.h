@@ -21,6 +21,8 @@ inline constexpr std::uint32_t kChunkBytes = 1u << 20;
 SnapshotInfo describe(const SnapshotId& id, std::uint64_t layout, const wire::Payload& payload,
                       std::uint32_t chunk_bytes);
 
+std::size_t total_bytes(const SnapshotInfo& info);
+
 // The position of a chunk: segment, offset, bytes.
 struct ChunkPlace {
   std::size_t segment = 0;

@@ -160,6 +160,7 @@ bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
   for (const Suspicion& suspicion : peer.last.suspected) {
     const MemberInfo* member = view_.find(suspicion.instance);
     if (member == nullptr || member->role == Role::observer) continue;
+    if (peers_.at(suspicion.instance).gone) continue;  // this view leaves it out
     refuse(timing, instance, peer, "this peer cannot reach member '" + member->name + "'");
     return false;
   }

@@ -12,6 +12,7 @@ struct BorrowedSegment::InUse {
     const std::lock_guard guard(segment->mutex_);
     mapping = segment->segment_;
     node.front() = segment->bytes_.subspan(offset, size);
+    data = node.front().data();  // a fork may move the mapping after this
     segment->in_use_.splice(segment->in_use_.begin(), node);
     at = segment->in_use_.begin();
   }
@@ -24,6 +25,7 @@ struct BorrowedSegment::InUse {
 
   std::shared_ptr<BorrowedSegment> segment;
   std::shared_ptr<Segment> mapping;
+  const std::byte* data;
   Parts node;
   Parts::iterator at;
 };
@@ -41,7 +43,7 @@ std::shared_ptr<BorrowedSegment> BorrowedSegment::map(const Descriptor& descript
 
 Buffer BorrowedSegment::buffer(std::size_t offset, std::size_t size) {
   auto owner = std::make_shared<InUse>(shared_from_this(), offset, size);
-  const std::byte* data = owner->at->data();
+  const std::byte* data = owner->data;
   return {std::move(owner), data, size};
 }
 

@@ -63,8 +63,6 @@ void BrokerPeer::describe(Time, Describe how, std::string& text) const {
   }
 }
 
-void BrokerPeer::peer_up(const rpc::PeerUp& /*peer*/) {}  // members announce themselves
-
 void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
   broker_.peer_down(io::now(), peer.instance, peer.how);
   carry_out();

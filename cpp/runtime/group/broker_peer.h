@@ -33,7 +33,6 @@ class BrokerPeer final : public Driven, private PeerObserver {
  private:
   // `held`: if this throws, the destructors of members need the lock.
   BrokerPeer(const Engine::Lock& held, std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
-  void peer_up(const rpc::PeerUp& peer) override;
   void peer_down(const rpc::PeerDown& peer) override;
   void carry_out();
   void perform(group::Broker::Send& action);

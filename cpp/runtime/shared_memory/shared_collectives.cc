@@ -1,5 +1,6 @@
 #include "runtime/shared_memory/shared_collectives.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/barrier.h"
@@ -93,8 +94,11 @@ LentBytes SharedCollectives::lent_by(std::uint32_t rank, std::uint64_t segment) 
 
 void SharedCollectives::connection_ended(const Uid& instance,
                                          const std::shared_ptr<transport::Connection>& connection) {
-  if (pipeline_ && connection->path() == wire::PathKind::shm)
+  const std::vector<Uid>& members = segment_.members().instances;
+  const bool is_member = std::ranges::find(members, instance) != members.end();
+  if (is_member && connection->path() == wire::PathKind::shm) {
     ended_.emplace_back(instance, connection);
+  }
 }
 
 void SharedCollectives::publish(std::uint64_t s, std::uint32_t chunk, Buffer result) {

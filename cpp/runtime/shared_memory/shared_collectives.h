@@ -75,8 +75,8 @@ class SharedCollectives final : public io::Pollable,
   Events events_;
   const std::string group_;
   HostSegment segment_;
-  // Connections that ended in this epoch. A peer may still name memory that it lent through one: it
-  // may learn of the end later.
+  // Connections of members that ended in this epoch. A member may still name memory that it lent
+  // through one: it may learn of the end later.
   std::vector<std::pair<Uid, std::shared_ptr<transport::Connection>>> ended_;
   std::unique_ptr<collective::SharedPipeline> pipeline_;
   // The others are in a newer epoch. The message about it is in transit, and fails running

@@ -14,6 +14,7 @@ namespace moolink::transport::shm {
 namespace {
 
 constexpr std::size_t kMostDevices = 64;
+constexpr std::ptrdiff_t kMostUnmapped = 64;  // each keeps its descriptor
 
 std::shared_ptr<const device::Block> block_of(std::uint64_t number) {
   return device::block_numbered(number & ~wire::kDeviceSegments);
@@ -147,7 +148,11 @@ void PeerSegments::add(const Notice& notice, Descriptor descriptor) {
     try {
       map_to_read(id.number, segment);
     } catch (const Exception& e) {
-      if (e.error().code == ErrorCode::wire) throw;
+      const auto is_unmapped = [](const auto& entry) {
+        return entry.first.access == Access::read && entry.second.to_read == nullptr;
+      };
+      const auto unmapped = std::ranges::count_if(segments_, is_unmapped);
+      if (e.error().code == ErrorCode::wire || unmapped >= kMostUnmapped) throw;
     }
   }
   segments_.emplace(id, std::move(segment));

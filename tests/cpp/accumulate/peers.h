@@ -21,7 +21,8 @@ inline constexpr std::size_t kChunks = 40;
 // that a test says when they go on.
 class Peers {
  public:
-  explicit Peers(std::size_t count, std::uint64_t set_after_flush = 0) {
+  explicit Peers(std::size_t count, std::uint64_t set_after_flush = 0,
+                 std::size_t backlog_bytes = Machine::Config{}.backlog_bytes) {
     for (std::size_t i = 0; i < count; ++i) {
       Machine::Config config;
       config.group = "g";
@@ -29,6 +30,7 @@ class Peers {
       config.name = "p" + std::to_string(i);
       config.bucket_bytes = kBucketBytes;
       config.chunk_bytes = kChunk;
+      config.backlog_bytes = backlog_bytes;
       machines_.push_back(std::make_unique<Machine>(config));
       view_.members.push_back({config.instance, config.name, 0, Uid{9, 9}, group::Role::member, 0});
     }

@@ -60,7 +60,7 @@ TEST("transfer: rounds go on while a snapshot is on its way, and the newcomer ha
 }
 
 TEST("transfer: hundreds of rounds on the way of a large state do not keep a newcomer out") {
-  Peers peers(2);
+  Peers peers(2, 0, kBucketBytes);  // the state is many times as large
   peers.users_come();
   peers.give_state(state_bytes());
   for (int round = 0; round < 500; ++round) {

@@ -81,6 +81,20 @@ TEST("a peer that leaves and comes back in one turn is a new member") {
   CHECK(broker.view("g")->cause == Cause::joined);
 }
 
+TEST("a peer that knows of a member's death joins in the view that leaves the member out") {
+  Founded broker(2);
+  broker.peer_down(kNow, Uid{2, 2}, Down::dead);
+  Announce asks = asks_to_join(3);
+  asks.suspected = {{Uid{2, 2}, true}};
+  hear(broker, 3, asks);
+  broker.tick(kNow);
+  for (const Broker::Send& send : sent(broker)) {
+    CHECK(std::holds_alternative<NewEpoch>(wire::decode<Message>(send.bytes).body));
+  }
+  CHECK_EQ(broker.view("g")->members.size(), 2u);
+  CHECK(broker.view("g")->find(Uid{3, 3}) != nullptr);
+}
+
 TEST("a broker takes so many groups and no more, and says so to who asks") {
   BrokerConfig config = first_broker();
   config.most_groups = 3;

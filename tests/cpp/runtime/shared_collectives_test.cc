@@ -246,6 +246,39 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
   CHECK(call_until(lends));  // through the next connection
 }
 
+TEST("shared collectives: what a peer outside the group lent is unmapped with its connection") {
+  Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
+  Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
+  const std::string address = a.rpc->listen("127.0.0.1:0").at(0);
+  b.rpc->connect(address);
+  a.rpc->define("none", [](const Incoming& call) { call.responder->send({}); });
+  for (Member* member : {&a, &b}) member->enter({&a, &b}, 3);
+  for (Member* member : {&a, &b}) CHECK(member->wait([&] { return member->ready == 3; }));
+  const auto call_until = [](Member& caller, const std::function<bool()>& condition) {
+    const Time until = io::now() + seconds(30);
+    while (!condition() && io::now() < until) {
+      caller.rpc->call("a", "none", {}, seconds(30), 1)->wait(until, {});
+    }
+    return condition();
+  };
+  LentBytes::weak_type lent;
+  {
+    Member guest("guest", {wire::PathKind::shm, wire::PathKind::tcp});
+    guest.rpc->connect(address);
+    const MutableBuffer memory = guest.context->lending().allocate(kBytes);
+    const std::uint64_t segment = guest.context->lending().find(memory.data(), kBytes)->segment;
+    const auto lends = [&] {
+      const Engine::Lock lock = guest.context->lock();
+      return guest.rpc->lends(a.rpc->instance(), "a", segment, "test");
+    };
+    CHECK(call_until(guest, lends));
+    const Engine::Lock lock = a.context->lock();
+    lent = a.rpc->lent_by(guest.rpc->instance(), segment);
+    CHECK(!lent.expired());
+  }
+  CHECK(call_until(b, [&] { return lent.expired(); }));
+}
+
 TEST("shared collectives: a member that enters late finds the offer that came early") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});

@@ -197,6 +197,18 @@ TEST("segments: what the system does not map is not said to be mapped; its loans
   theirs.remove({Access::read, 1});
 }
 
+TEST("segments: a peer whose segments cannot be mapped does not use up the descriptors") {
+  PeerSegments theirs;
+  const auto segment = memory::Segment::create_to_lend(1 << 12, "moolink-test");
+  const std::string file = "/proc/self/fd/" + std::to_string(segment->descriptor());
+  const auto add = [&](std::uint64_t number) {
+    theirs.add({.access = Access::read, .segment = number},
+               Descriptor(::open(file.c_str(), O_WRONLY | O_CLOEXEC)));
+  };
+  for (std::uint64_t number = 0; number < 64; ++number) add(number);
+  CHECK_THROWS(add(64), ErrorCode::error);
+}
+
 TEST("segments: only an answer to what was passed counts, also after it is retired") {
   const auto pool = std::make_shared<LendingPool>();
   shm::PassedSegments passed(std::make_shared<GrantPool>(), pool.get());
