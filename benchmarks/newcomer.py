@@ -11,10 +11,10 @@ allocates its model before it joins.
 The transfer begins with the leader's first copy of the state for the newcomer, and ends with the
 newcomer's first turn, when it can contribute. The speed is the model's bytes divided by this time.
 The column "before" has the time from the start of the newcomer's Rpc to the transfer: connecting,
-the view with the newcomer, its request. A newcomer that falls too far behind (1,024 rounds, or
-four times the state in bytes of rounds) starts over with a later copy of the state. If it has no turn within `--limit`
-seconds, the run ends without a speed; a larger `--compute` makes the rounds slower. All processes
-read one monotonic clock.
+the view with the newcomer, its request. A newcomer that falls too far behind (1,024 rounds, or four
+times the state in bytes of rounds) starts over with a later copy of the state. If it has no turn
+within `--limit` seconds, the run ends without a speed; a larger `--compute` makes the rounds
+slower. All processes read one monotonic clock.
 
 On one host, the state passes through shared memory; memcpy copies as many bytes within one process
 into memory that it has written before ("new": into new memory). With `--path link`, both peers are
