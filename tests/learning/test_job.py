@@ -34,9 +34,12 @@ def test_two_peers_learn_catch(tmp_path):
     assert status == 0, output
     curve = rows(tmp_path)
     assert float(curve[-1]["mean_return"]) >= 0.9, output
-    # A peer that the machine holds up for a second is filled in for by the other; seldom.
+    # One peer may start seconds after the other. Later, a peer that the machine holds up for a
+    # second is filled in for by the other; seldom.
     both = [row["contributors"] == "2" for row in curve]
-    assert sum(both) >= 0.8 * len(both), output
+    together = both[both.index(True) :]
+    assert len(together) >= 0.5 * len(both), output
+    assert sum(together) >= 0.8 * len(together), output
     assert {row["batch_size"] for row in curve} == {"8"}
     checksums = re.findall(r"model (\w{16}) at update (\d+)", output)
     assert len(checksums) == 2, output
