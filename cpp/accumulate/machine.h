@@ -335,6 +335,7 @@ class Machine {
   void bound_backlog();
   void abandon_snapshot(const std::string& why);
   void pump_fetch(Time now);
+  void set_fetch_info(Time now, const SnapshotInfo& info);
   void watch_fetch(Time now);
   void next_parent(Time now, const Uid& parent);
   void drop_fetch();

@@ -93,7 +93,7 @@ void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
   if (from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
   // Not out of settle(): a tick may handle a message that was kept for a later epoch.
   try {
-    fetch_->set_info(now, ready.info);
+    set_fetch_info(now, ready.info);
   } catch (const std::exception& e) {
     return abandon_snapshot(std::string("the leader's snapshot cannot be had: ") + e.what());
   }
@@ -107,7 +107,6 @@ void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
 void Machine::bound_backlog() {
   if (standing_ == Standing::stateless) return;
   if (keeps_up_ && config_.role != group::Role::observer) return;  // bounded by its result slots
-  if (fetch_ && fetch_->info()) state_bytes_ = total_bytes(*fetch_->info());
   // While a large state is on its way, many rounds pass.
   const std::size_t bytes = std::max(config_.backlog_bytes, kStatesOfBacklog * state_bytes_);
   if (ledger_.waiting_bytes() <= bytes && ledger_.waiting() <= config_.backlog_rounds) return;
@@ -194,6 +193,11 @@ void Machine::pump_fetch(Time now) {
   }
 }
 
+void Machine::set_fetch_info(Time now, const SnapshotInfo& info) {
+  fetch_->set_info(now, info);
+  state_bytes_ = total_bytes(info);
+}
+
 void Machine::watch_fetch(Time now) {
   if (!fetch_ || now < fetch_->deadline() || !fetch_->parent()) return;
   next_parent(now, *fetch_->parent());
@@ -246,7 +250,7 @@ void Machine::on(Time, const Uid& from, const FetchInfo& fetch, const std::vecto
 
 void Machine::on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>&) {
   if (!fetch_ || fetch_->id() != info.id || fetch_->parent() != from) return;
-  fetch_->set_info(now, info);
+  set_fetch_info(now, info);
   for (const Uid& instance : std::exchange(children_info_, {})) send_snapshot(instance, info);
   finish_fetch_when_complete();
   pump_fetch(now);
