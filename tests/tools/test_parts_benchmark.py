@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.waiting import PROCESS_LIMIT
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools.benchmark_runs import run_benchmark
 
 
 def test_a_quick_run_has_every_way(tmp_path: Path) -> None:
     medians = tmp_path / "parts.json"
-    command = [sys.executable, "benchmarks/parts.py", "--rounds", "5", "--json", str(medians)]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_LIMIT, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    command = ["benchmarks/parts.py", "--rounds", "5", "--json", str(medians)]
+    run_benchmark(*command)
     sizes = {way: set(row) for way, row in json.loads(medians.read_text("utf-8")).items()}
     everywhere = {"64 KB", "1 MB", "16 MB"}
     assert sizes == {
