@@ -879,6 +879,21 @@ class AccumulatorCore:
         Contributes the bucket, weighted by `batch_size`; 0: the counters alone.
         """
 
+    def offer_unwritten(self, batch_size: int, counters: dict[str, int]) -> None:
+        """
+        Contributes the bucket while it is still being filled, from its beginning. written() says how far it is filled, withdraw() that the rest will not come.
+        """
+
+    def written(self, bytes: int) -> None:
+        """
+        The first `bytes` of the bucket are filled: the other members read them from now on. All of them end the contribution.
+        """
+
+    def withdraw(self) -> None:
+        """
+        Gives up a contribution that is not filled: its round begins again without it.
+        """
+
     def why_not_wanted(self) -> str:
         """A sentence on why wants_gradients() is false."""
 

@@ -8,18 +8,42 @@
 namespace moolink::accumulate {
 
 std::uint64_t Ledger::add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
-                          std::uint64_t version) {
-  own_.emplace(next_k_,
-               Own{batch, std::move(counters), std::move(bucket), 0, false, version, false, now});
+                          std::uint64_t version, std::shared_ptr<const Progress> progress) {
+  Own own;
+  own.batch = batch;
+  own.counters = std::move(counters);
+  own.bucket = std::move(bucket);
+  own.version = version;
+  own.progress = std::move(progress);
+  own.offered = now;
+  own_.emplace(next_k_, std::move(own));
   return next_k_++;
 }
 
 std::int64_t Ledger::uncut_batch() const {
   std::int64_t sum = 0;
   for (const auto& [k, own] : own_) {
-    if (own.round == 0) sum += own.batch;
+    if (own.round == 0 && !own.withdrawn) sum += own.batch;
   }
   return sum;
+}
+
+std::uint64_t Ledger::withdraw(std::uint64_t k) {
+  const auto own = own_.find(k);
+  if (own == own_.end()) return 0;
+  own->second.withdrawn = true;
+  return own->second.round;
+}
+
+void Ledger::drop_withdrawn() {
+  std::erase_if(own_, [](const auto& item) {
+    return item.second.withdrawn && item.second.round == 0 && !mutant("offer_what_was_withdrawn");
+  });
+}
+
+bool Ledger::withdrew(std::uint64_t round) const {
+  return std::ranges::any_of(
+      own_, [&](const auto& item) { return item.second.withdrawn && item.second.round == round; });
 }
 
 std::vector<std::uint64_t> Ledger::drop_own() {
@@ -70,18 +94,33 @@ void Ledger::add_record(Time now, const RoundRecord& record) {
   }
 }
 
-std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
-  std::map<std::uint64_t, Buffer> in_order;
+// This member's with gradients, in order of k.
+std::vector<const Ledger::Own*> Ledger::contributions(const RoundRecord& record) const {
+  std::map<std::uint64_t, const Own*> in_order;
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_ || contribution.batch == 0) continue;
     const auto own = own_.find(contribution.k);
     if (own == own_.end() || own->second.round != record.round) continue;
     if (own->second.batch != contribution.batch || own->second.let_go) continue;
-    in_order.emplace(contribution.k, own->second.bucket);
+    in_order.emplace(contribution.k, &own->second);
   }
+  std::vector<const Own*> contributions;
+  for (const auto& [k, own] : in_order) contributions.push_back(own);
+  return contributions;
+}
+
+std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
   std::vector<Buffer> inputs;
-  for (auto& [k, bucket] : in_order) inputs.push_back(std::move(bucket));
+  for (const Own* own : contributions(record)) inputs.push_back(own->bucket);
   return inputs;
+}
+
+Written Ledger::written(const RoundRecord& record) const {
+  Written written;
+  for (const Own* own : contributions(record)) {
+    if (own->progress) written.buffers.push_back(own->progress);
+  }
+  return written;
 }
 
 void Ledger::store(Time now, std::uint64_t round, Buffer result, bool exclusive) {

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "accumulate/messages.h"
 #include "base/buffer.h"
+#include "base/progress.h"
 #include "base/time.h"
 #include "base/uid.h"
 
@@ -28,8 +30,10 @@ class Ledger {
     Buffer bucket;
     std::uint64_t round = 0;  // 0: in no round
     bool offered_before = false;
-    std::uint64_t version = 0;  // of the parameters that the gradients are of
-    bool let_go = false;        // the bucket, once its round is at every member
+    std::uint64_t version = 0;                      // of the parameters that the gradients are of
+    bool let_go = false;                            // the bucket, once its round is at every member
+    std::shared_ptr<const Progress> progress = {};  // of the bucket, if it is still being written
+    bool withdrawn = false;                         // before all of it was written
     Time offered = kNever;
   };
   struct Known {
@@ -45,7 +49,10 @@ class Ledger {
 
   // --- contributions ---
   std::uint64_t add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
-                    std::uint64_t version = 0);
+                    std::uint64_t version = 0, std::shared_ptr<const Progress> progress = {});
+  // The rest of the contribution's bucket will not be written. Returns its round, or 0.
+  std::uint64_t withdraw(std::uint64_t k);
+  void drop_withdrawn();  // those in no round
   const std::map<std::uint64_t, Own>& own() const { return own_; }
   void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
   std::int64_t uncut_batch() const;
@@ -62,6 +69,8 @@ class Ledger {
   // Buckets of this member in the round, in order of k. None for a contribution in the record that
   // differs from the member's own, or that is in another round.
   std::vector<Buffer> inputs(const RoundRecord& record) const;
+  Written written(const RoundRecord& record) const;  // of the same
+  bool withdrew(std::uint64_t round) const;          // a contribution to it
   void store(Time now, std::uint64_t round, Buffer result, bool exclusive = false);
   // The user owns the result's memory from now on and may write it; it is not handed on any more.
   Buffer take(std::uint64_t round);
@@ -89,6 +98,7 @@ class Ledger {
 
  private:
   void trim();
+  std::vector<const Own*> contributions(const RoundRecord& record) const;
 
   Uid self_;
   std::uint64_t next_k_ = 1;

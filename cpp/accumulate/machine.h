@@ -82,7 +82,7 @@ class Machine {
     std::vector<Uid> instances;  // in rank order; observers are the last
     std::vector<std::string> names;
     std::vector<Uid> host_keys;  // equal for members of one host, which could share memory
-    std::vector<std::uint32_t> guests = {};  // observers on hosts where all members are observers
+    std::vector<std::uint32_t> observers = {};  // ranks
   };
   // Sum the contributions of a round over the members of `epoch` and call reduced(). `inputs` are
   // this member's own buckets (none: zeros), each already multiplied by its batch size; divide the
@@ -92,8 +92,8 @@ class Machine {
     std::uint64_t round = 0;
     std::int64_t total = 0;
     std::vector<Buffer> inputs;
+    Written written;                          // of the inputs
     std::vector<std::uint32_t> contributors;  // ranks in EnterEpoch's order
-    std::vector<std::uint32_t> reducers;      // ranks that own slices
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
   // This peer was evicted or demoted: contributions that it will not offer again. It does not know
@@ -179,7 +179,12 @@ class Machine {
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
   // (skip_gradients). Returns its number k. The bucket is never written from now on; it is released
   // once its round is at every member. Throws Exception{invalid_argument}.
-  std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters);
+  // With `progress` the user still writes the bucket: what it has reached is never written again.
+  std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters,
+                      std::shared_ptr<const Progress> progress = {});
+  // The user will not write all of contribution k. If its round was cut, another epoch begins, in
+  // which the round never happened.
+  void withdraw(Time now, std::uint64_t k);
   // The user has applied round r (from next_result()): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);
   // The memory of next_result(), which the user may write. Only if its may_take is set: every
@@ -307,6 +312,7 @@ class Machine {
   void report_have();
   void catch_up_when_cuts_were_ignored();
   void send_offer(std::uint64_t k);
+  void abandon_round(std::uint64_t round);
   std::int64_t share() const;
   Settings own_settings() const;
   Settings settings() const {

@@ -211,7 +211,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
   // RESUME names the version that FLUSH had: the state installed since then would be renumbered.
   const bool is_outdated = resume.fresh && resume.leader == config_.instance &&
                            installed_since_flush_ && resume.round != user_version_;
-  if (is_outdated && !mutant("begin_at_an_old_version")) {
+  if (is_outdated) {
     return ask_for_view(config_.instance, "its user installed a state during the change of epoch");
   }
   for (const MemberStanding& mine : resume.members) {
@@ -354,6 +354,7 @@ void Machine::activate(Time, const Go& go) {
   notice_whether_it_keeps_up();
   led_ = {};
   reported_.reset();
+  ledger_.drop_withdrawn();
   // Contributions in no round that stands are offered again, with the same number.
   for (const auto& [k, own] : ledger_.own()) {
     if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
@@ -370,18 +371,11 @@ void Machine::activate(Time, const Go& go) {
   }
   if (refused_.empty()) {
     EnterEpoch enter{epoch_, participants_, names_of(participants_), {}};
-    std::set<Uid> hosts;  // of members that are no observers
-    for (const Uid& instance : participants_) {
-      const group::MemberInfo& member = *view_.find(instance);
-      enter.host_keys.push_back(member.host_key);
-      if (member.role != group::Role::observer) hosts.insert(member.host_key);
-    }
     for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
-      const Uid& key = enter.host_keys[rank];
-      const bool observes = view_.find(participants_[rank])->role == group::Role::observer;
-      if (observes && (key.empty() || !hosts.contains(key))) enter.guests.push_back(rank);
+      const group::MemberInfo& member = *view_.find(participants_[rank]);
+      enter.host_keys.push_back(member.host_key);
+      if (member.role == group::Role::observer) enter.observers.push_back(rank);
     }
-    if (enter.guests.size() == participants_.size()) enter.guests.clear();
     actions_.push_back(std::move(enter));
   }
   if (leader_id_ == config_.instance) start_leading();

@@ -104,7 +104,8 @@ void Machine::watch_settings() {
                              .function = config_.group}});
 }
 
-std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters) {
+std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters,
+                             std::shared_ptr<const Progress> progress) {
   if (batch < 0 || batch > kLargestBatch) {
     refuse("a batch size is between 0 and 2^40, not " + std::to_string(batch));
   }
@@ -122,8 +123,8 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
     refuse("a counter's name has at most " + std::to_string(kLongestCounterName) + " bytes, not " +
            std::to_string(name.size()));
   }
-  const std::uint64_t k =
-      ledger_.add(now, std::move(bucket), batch, std::move(counters), user_version_);
+  const std::uint64_t k = ledger_.add(now, std::move(bucket), batch, std::move(counters),
+                                      user_version_, std::move(progress));
   if (standing_ != Standing::complete || !installed_) {
     actions_.push_back(Dropped{ledger_.drop_own()});  // computed with parameters that are gone
     return k;
@@ -132,6 +133,18 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
   if (phase_ == Phase::active) send_offer(k);
   settle(now);
   return k;
+}
+
+void Machine::withdraw(Time now, std::uint64_t k) {
+  const std::uint64_t round = ledger_.withdraw(k);
+  if (round != 0) abandon_round(round);
+  settle(now);
+}
+
+// The round cannot end, because a contribution of this member to it was withdrawn.
+void Machine::abandon_round(std::uint64_t round) {
+  if (phase_ != Phase::active || mutant("withdraw_in_silence")) return;
+  ask_for_view(config_.instance, "it withdrew a contribution to round " + std::to_string(round));
 }
 
 void Machine::send_offer(std::uint64_t k) {
@@ -187,10 +200,10 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
   }
   known_round_ = record.round;
   ledger_.add_record(now, record);
-  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), {}, {}, cut.shared};
+  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), ledger_.written(record),
+                {},     cut.shared};
   for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
     const Uid& instance = participants_[rank];
-    if (view_.find(instance)->role != group::Role::observer) reduce.reducers.push_back(rank);
     const bool contributes =
         std::any_of(record.contributions.begin(), record.contributions.end(),
                     [&](const Contribution& c) { return c.instance == instance && c.batch > 0; });
@@ -200,6 +213,7 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
   }
   actions_.push_back(std::move(reduce));
   crash_point("reduce.sent");
+  if (ledger_.withdrew(record.round)) abandon_round(record.round);
   // A user that waits for the result is not woken before it is here.
   if (wants_gradients(now)) wake();
 }

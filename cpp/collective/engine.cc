@@ -76,8 +76,10 @@ void Engine::set_members(Members members, const Error& reason) {
   residuals_.clear();
   hosts_.reset();
   if (!members_.host_keys.empty()) {
-    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys, members_.guests));
+    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys, members_.observers));
   }
+  alone_ = std::make_shared<const Hosts>(
+      hosts_of(std::vector<Uid>(members_.instances.size()), members_.observers));
   drop_outdated_early();
   for (auto& [id, operation] : unfinished) {
     if (operation.ending()) {
@@ -115,7 +117,6 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
     refuse(name, "compression is for sums and means of float32");
   }
   check_ranks(name, spec.contributors, members_.instances.size());
-  check_ranks(name, spec.reducers, members_.instances.size());
   const bool contributes = spec.contributes(*rank_);
   if (contributes == inputs.empty()) {
     refuse(name, contributes ? "an input is missing" : "this rank must not pass an input");
@@ -164,7 +165,7 @@ void Engine::begin(OpId id, Operation::Request request) {
     const auto& givers = spec->contributors;
     spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
   }
-  Operation::Place place{*rank_, members_.names, members_.one_host, hosts_, {}};
+  Operation::Place place{*rank_, members_.names, members_.one_host, hosts_, alone_, {}};
   if (const auto* spec = std::get_if<OpSpec>(&request.what)) {
     place.residual = take_residual(key.name, *spec);
   }
@@ -214,7 +215,7 @@ void Engine::carry_out(OpId id) {
   }
   const RunId run = operation.run();
   for (auto& task : effects.tasks) {
-    actions_.push_back(Sum{id, run, task.slice, std::move(task.task)});
+    actions_.push_back(Sum{id, run, task.id, std::move(task.work)});
   }
   if (effects.combine) actions_.push_back(Combine{id, run, std::move(*effects.combine)});
   if (effects.pass) pass(*effects.pass, *operation.spec(), &operation);
@@ -261,6 +262,7 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
     next.inputs = operation->request().inputs;
+    next.written = operation->request().options.written;
     next.output = operation->tensor();
     in_shared_memory_[s] = operation->id();
   }
@@ -357,7 +359,8 @@ void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& paylo
     const bool ended = frame.key.number < starts_.started(frame.key.name);
     if (ended || !rank_of(from)) return;
   }
-  bool fails = std::holds_alternative<Failure>(frame.content);
+  const auto* failure = std::get_if<Failure>(&frame.content);
+  bool fails = failure != nullptr && !failure->asks_why;
   Early early{from, std::move(frame), {}, 0};
   if (!fails) early.parts = payload.parts;
   early.bytes = payload.body.size() + bytes_of(early.parts) + note_cost(early.frame);
@@ -415,9 +418,20 @@ void Engine::replay_early(const OpKey& key) {
   }
 }
 
-void Engine::summed(OpId op, RunId run, std::uint32_t slice) {
+void Engine::inputs_written() {
+  std::vector<OpId> ids;  // an operation may end
+  for (const auto& [id, operation] : operations_) ids.push_back(id);
+  for (const OpId id : ids) {
+    guarded(id, [&] {
+      operations_.at(id).inputs_written();
+      carry_out(id);
+    });
+  }
+}
+
+void Engine::summed(OpId op, RunId run, std::uint32_t task) {
   if (const auto old = ending_.find(op); old != ending_.end()) {
-    if (old->second.run() != run || slice != kResult) return;
+    if (old->second.run() != run || task != kResult) return;
     const Operation& operation = old->second;
     actions_.push_back(Done{op, operation.key().name, {}, Buffer(operation.tensor()), {}});
     ending_.erase(old);
@@ -426,7 +440,7 @@ void Engine::summed(OpId op, RunId run, std::uint32_t slice) {
   Operation* operation = find(op);
   if (operation == nullptr || operation->run() != run) return;
   guarded(op, [&] {
-    operation->summed(slice);
+    operation->done(task);
     carry_out(op);
   });
 }

@@ -30,7 +30,7 @@ namespace moolink::collective {
 //
 // How a runtime drives it: call an event, then take_actions() and do them in order:
 //   Send     give the payload to the service `collective` of that peer
-//   Sum      run(task) on any thread, then summed(op, run, slice); no arithmetic in the machine
+//   Sum      run(work) on any thread, then summed(op, run, id); no arithmetic in the machine
 //   Combine  call the user's Python operation on the payloads (rank 0 only), then combined(...)
 //   Pass     start the operation in the shared pipeline of this epoch (they come in order), then
 //            passed(s) when it has ended there, unless it was abandoned
@@ -54,8 +54,8 @@ class Engine {
     std::vector<Uid> instances;
     std::vector<std::string> names;
     bool one_host = false;
-    std::vector<Uid> host_keys = {};         // equal for members of one host; empty: all are on one
-    std::vector<std::uint32_t> guests = {};  // ranks: see Hosts
+    std::vector<Uid> host_keys = {};  // equal for members of one host; empty: all are on one
+    std::vector<std::uint32_t> observers = {};  // ranks that never have an input
   };
 
   using Options = Operation::Options;
@@ -69,8 +69,8 @@ class Engine {
   struct Sum {
     OpId op = 0;
     RunId run = 0;
-    std::uint32_t slice = 0;
-    Work task;
+    std::uint32_t id = 0;
+    Work work;
   };
   struct Combine {
     OpId op = 0;
@@ -120,7 +120,9 @@ class Engine {
   OpId start_value(std::string name, wire::Payload value, Options options);
 
   void received(const Uid& from, const wire::Payload& payload);
-  void summed(OpId op, RunId run, std::uint32_t slice);
+  // More of the inputs of operations with Options::written is written.
+  void inputs_written();
+  void summed(OpId op, RunId run, std::uint32_t task);
   void combined(OpId op, RunId run, std::variant<wire::Payload, Error> result);
   // Operation s of the pipeline has ended with its result in place.
   void passed(std::uint64_t s);
@@ -204,6 +206,7 @@ class Engine {
   Members members_;
   std::optional<std::uint32_t> rank_;
   std::shared_ptr<const Hosts> hosts_;
+  std::shared_ptr<const Hosts> alone_;  // each rank by itself
   // Residuals of compression in this epoch, by the operations' names; the last used one is last.
   std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;

@@ -25,13 +25,13 @@ Exchange::Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allo
       partial_size_(tensor::item_size(partial_dtype(plan_.dtype))) {
   // Several hosts then encode the same elements, and each would round them differently.
   if (plan_.small) plan_.compression = Compression::none;
-  std::uint32_t last = plan_.first % plan_.hosts;
+  std::uint32_t root = plan_.first % plan_.hosts;
   for (const Range& range : plan_.chains) {
     Chain& chain = chains_.emplace_back();
     chain.range = range;
     chain.steps =
-        plan_.small ? doubling(plan_.hosts, plan_.host) : ring(plan_.hosts, plan_.host, last);
-    last = (last + 1) % plan_.hosts;
+        plan_.small ? doubling(plan_.hosts, plan_.host) : tree(plan_.hosts, plan_.host, root);
+    root = (root + 1) % plan_.hosts;
   }
 }
 
@@ -166,7 +166,7 @@ void Exchange::reduce(std::uint32_t id, Chain& chain, const Step& step) {
   add_task(chain, std::move(work), std::move(pending));
 }
 
-// The sum of all hosts becomes the result. The last host keeps compressed elements as the others
+// The sum of all hosts becomes the result. The root keeps compressed elements as the others
 // get them.
 void Exchange::finish(std::uint32_t id, Chain& chain) {
   SumTask task = sum_task({*chain.value});
@@ -230,10 +230,12 @@ void Exchange::done(std::uint32_t task) {
 std::set<std::uint32_t> Exchange::waiting_for() const {
   std::set<std::uint32_t> hosts;
   for (const Chain& chain : chains_) {
-    if (chain.step == chain.steps.size() || chain.busy) continue;
-    const Step& step = chain.steps[chain.step];
-    const bool lacks_own = step.kind != StepKind::store && !chain.value;
-    if (is_receive(step) && !lacks_own) hosts.insert(step.peer);
+    const auto next = std::find_if(
+        chain.steps.begin() + static_cast<std::ptrdiff_t>(chain.step), chain.steps.end(),
+        [&](const Step& s) { return is_receive(s) && !chain.arrived.contains(s.round); });
+    if (next == chain.steps.end()) continue;
+    const bool lacks_own = next->kind != StepKind::store && !chain.value && !chain.busy;
+    if (!lacks_own) hosts.insert(next->peer);
   }
   return hosts;
 }

@@ -29,7 +29,7 @@ class Exchange {
     std::uint32_t host = 0;
     std::vector<Range> chains;  // the elements of each; the same at all hosts
     bool small = false;         // by recursive doubling, in one chain
-    std::uint32_t first = 0;    // the last host of the first chain's ring
+    std::uint32_t first = 0;    // the root of the first chain
     tensor::DType dtype = tensor::DType::float32;
     ReduceOp op = ReduceOp::sum;
     double divisor = 1;
@@ -62,7 +62,7 @@ class Exchange {
   Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allocator& memory);
 
   // The host's sum of a chain's elements, of partial_dtype(). Others read it until their results
-  // are there; in a ring, not after this host's.
+  // are there; along trees, not after this host's.
   void provide(std::uint32_t chain, Buffer partial);
   // Returns false if the schedule has no such message or it came before: the sender deviates.
   bool received(std::uint32_t host, std::uint32_t chain, std::uint32_t round, Buffer elements);
@@ -70,7 +70,7 @@ class Exchange {
 
   Effects take_effects() { return std::exchange(effects_, {}); }
   const Range& range(std::uint32_t chain) const { return chains_[chain].range; }
-  // Hosts whose messages some chain waits for.
+  // Hosts whose messages some chain lacks next.
   std::set<std::uint32_t> waiting_for() const;
 
  private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/uid.h"
@@ -43,12 +44,23 @@ struct Hosts {
   }
 };
 
-// By the host key of each rank; a rank without a key is alone. At least one rank is not a guest.
-inline Hosts hosts_of(const std::vector<Uid>& keys, const std::vector<std::uint32_t>& guests = {}) {
+// By the host key of each rank; a rank without a key is alone. Observers are guests where there are
+// no others on their host, and at least one rank is no guest.
+inline Hosts hosts_of(const std::vector<Uid>& keys, std::vector<std::uint32_t> observers = {}) {
   Hosts hosts;
   std::map<Uid, std::uint32_t> numbers;
+  std::vector<std::uint32_t> guests;
+  if (observers.size() == keys.size()) observers.clear();
+  const auto observes = [&](std::uint32_t rank) {
+    return std::ranges::find(observers, rank) != observers.end();
+  };
+  std::set<Uid> reducing;  // hosts with a rank that is no observer
   for (std::uint32_t rank = 0; rank < keys.size(); ++rank) {
-    if (std::ranges::find(guests, rank) != guests.end()) {
+    if (!observes(rank)) reducing.insert(keys[rank]);
+  }
+  for (std::uint32_t rank = 0; rank < keys.size(); ++rank) {
+    if (observes(rank) && (keys[rank].empty() || !reducing.contains(keys[rank]))) {
+      guests.push_back(rank);
       hosts.of.push_back(0);
       continue;
     }

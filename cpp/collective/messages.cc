@@ -41,15 +41,9 @@ std::string OpSpec::text() const {
   if (compression != Compression::none) {
     text += std::string(" sent as ") + kCompressionNames[compression];
   }
-  const auto ranks = [&text](const char* what, const std::vector<std::uint32_t>& list) {
-    if (list.empty()) return;
-    text += what;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      text += (i == 0 ? " " : ", ") + std::to_string(list[i]);
-    }
-  };
-  ranks(" from ranks", contributors);
-  ranks(" reduced by ranks", reducers);
+  for (std::size_t i = 0; i < contributors.size(); ++i) {
+    text += (i == 0 ? " from ranks " : ", ") + std::to_string(contributors[i]);
+  }
   return text;
 }
 

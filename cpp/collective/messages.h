@@ -26,8 +26,7 @@ struct OpSpec {
   double divisor = 1;   // of the reduced elements; mean sets it to the number of contributors
   tensor::Shape shape;  // of a block: see Passage
   std::string layout;   // describes the tensors of the elements; equal at all members
-  std::vector<std::uint32_t> contributors;  // members with an input
-  std::vector<std::uint32_t> reducers;      // members that own slices; all members get the result
+  std::vector<std::uint32_t> contributors;      // members with an input
   Compression compression = Compression::none;  // between hosts
 
   bool operator==(const OpSpec&) const = default;
@@ -42,8 +41,7 @@ struct OpSpec {
   std::string text() const;  // "sum of float32 (3, 4)"
 
   auto fields() {
-    return std::tie(kind, root, dtype, op, divisor, shape, layout, contributors, reducers,
-                    compression);
+    return std::tie(kind, root, dtype, op, divisor, shape, layout, contributors, compression);
   }
 };
 
@@ -57,15 +55,13 @@ struct OpKey {
   auto fields() { return std::tie(name, number); }
 };
 
-// A contributor's elements of the receiver's slice, which are the payload's only part.
+// The sender's elements for the receiver in a collective of any kind but allreduce, which are the
+// payload's only part.
 struct Piece {
   OpSpec spec;
 
   auto fields() { return std::tie(spec); }
 };
-
-// The reduced elements of the sender's slice, which are the payload's only part.
-struct Reduced {};
 
 // A value for rank 0 to combine; body and parts are the payload's parts.
 struct Value {};
@@ -113,7 +109,7 @@ struct Frame {
   std::string scope;
   std::uint64_t epoch = 0;
   OpKey key;
-  std::variant<Piece, Reduced, Value, Combined, Failure, Started, Go, Portion> content;
+  std::variant<Piece, Value, Combined, Failure, Started, Go, Portion> content;
 
   auto fields() { return std::tie(scope, epoch, key, content); }
 };

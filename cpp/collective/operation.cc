@@ -1,17 +1,11 @@
 #include "collective/operation.h"
 
 #include <algorithm>
-#include <numeric>
+
+#include "base/mutant.h"
 
 namespace moolink::collective {
 namespace {
-
-std::vector<std::uint32_t> or_everyone(const std::vector<std::uint32_t>& ranks, std::size_t all) {
-  if (!ranks.empty()) return ranks;
-  std::vector<std::uint32_t> everyone(all);
-  std::iota(everyone.begin(), everyone.end(), 0u);
-  return everyone;
-}
 
 // A payload as parts of a message, and back: the body is the first.
 std::vector<Buffer> to_parts(const wire::Payload& payload) {
@@ -40,36 +34,15 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
   if (spec() == nullptr) return;
   item_size_ = tensor::item_size(spec()->dtype);
   passage_ = spec()->passage(place_.names.size());
-  contributors_ = or_everyone(spec()->contributors, place_.names.size());
-  reducers_ = or_everyone(spec()->reducers, place_.names.size());
-  mirrored_ = must_mirror();
-  flat_ = must_exchange();
-  // A retry gives the same memory to the next run, while a task of this run may still write.
-  in_place_ = mirrored_ && !request_.options.retry;
-  if (is_sliced()) slices_ = slices(spec()->count(), item_size_, reducers_.size());
   asks_ = request_.options.shared == 0 && must_ask();
 }
 
 // The same at all members: it depends on the members and the spec, which they compare.
 bool Operation::must_ask() const {
-  if (spec()->kind != Kind::all_reduce) return true;
-  const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
+  if (!is_all_reduce()) return true;
   const bool on_one_host = place_.one_host && place_.names.size() > 1 && has_output();
-  return everyone && (on_one_host || shares_hosts()) && spec()->byte_size() >= kSharedBytes;
-}
-
-// Likewise.
-bool Operation::must_mirror() const {
-  const bool everyone = spec()->contributors.empty() && spec()->reducers.empty();
-  return spec()->kind == Kind::all_reduce && place_.one_host &&
-         place_.names.size() == kMirroredMembers && everyone && has_output() &&
-         spec()->byte_size() <= kSmallBytes;
-}
-
-// Likewise.
-bool Operation::must_exchange() const {
-  return spec()->kind == Kind::all_reduce && place_.hosts != nullptr && place_.hosts->count() > 1 &&
-         spec()->contributors.empty() && spec()->reducers.empty();
+  return spec()->contributors.empty() && (on_one_host || shares_hosts()) &&
+         spec()->byte_size() >= kSharedBytes;
 }
 
 void Operation::begin() {
@@ -113,17 +86,20 @@ void Operation::go(std::uint64_t shared) {
 void Operation::use_shared_memory(std::uint64_t number) {
   shared_ = number;
   if (!has_output()) result_ = memory_.allocate(output_bytes(passage_, place_.rank));
-  if (is_guest()) return await_results();
-  effects_.pass = number;
-  if (shares_hosts()) exchange_among_hosts();
+  if (!shares_hosts()) {
+    effects_.pass = number;
+    return;
+  }
+  if (!is_guest()) effects_.pass = number;
+  begin_exchange();
 }
 
 void Operation::use_messages() {
   uses_messages_ = true;
-  if (is_sliced()) {
-    have_.assign(slices_.size(), 0);
-  } else if (flat_) {
-    have_.clear();  // of each chain, when there are some
+  if (is_all_reduce()) {
+    // A retry gives the same memory to the next run, while a task of this run may still write.
+    in_place_ = has_output() && !request_.options.retry && is_small() &&
+                !sends_result(doubling(hosts().count(), hosts().of[place_.rank]));
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
   } else {
@@ -131,34 +107,55 @@ void Operation::use_messages() {
       have_.push_back(passes(passage_, from, place_.rank) ? 0 : 2);
     }
   }
-  const std::vector<Buffer>& inputs = request_.inputs;
-  const tensor::DType partial = partial_dtype(spec()->dtype);
-  // In a ring no member's input is needed any more when the result has arrived.
-  const bool in_ring = flat_ && !is_small(spec()->count(), tensor::item_size(partial));
-  const bool copies_input = request_.options.lent && !inputs.empty() && !in_ring;
-  const bool converts = flat_ && partial != spec()->dtype;
-  // A mirrored result is not sent on, and is reduced at once.
   result_ =
       in_place_ ? *request_.options.output : memory_.allocate(output_bytes(passage_, place_.rank));
-  if (inputs.size() > 1 || copies_input || converts) {
-    SumTask task{spec()->dtype, ReduceOp::sum, 1, inputs, {}};
-    task.partial_output = converts;
-    const std::size_t item_size = converts ? tensor::item_size(partial) : item_size_;
-    task.output = sum_of_inputs_ = memory_.allocate(inputs.front().size() / item_size_ * item_size);
-    effects_.tasks.push_back({kOwnInputs, std::move(task)});
-    return;
-  }
-  if (!inputs.empty()) input_ = inputs.front();
-  send_pieces();
+  gather_own_inputs();
 }
 
+// In the partial dtype and apart from the user's memory, where that is needed.
+void Operation::gather_own_inputs() {
+  const std::vector<Buffer>& inputs = request_.inputs;
+  const tensor::DType partial = partial_dtype(spec()->dtype);
+  const std::size_t item_size = is_all_reduce() ? tensor::item_size(partial) : item_size_;
+  if (inputs.empty()) {
+    if (is_all_reduce() && !is_guest()) {  // the others expect elements from every member
+      const MutableBuffer zeros = memory_.allocate(spec()->count() * item_size);
+      std::fill_n(zeros.data(), zeros.size(), std::byte{0});
+      input_ = zeros;
+    }
+    return send_own_inputs();
+  }
+  // Along trees no member's input is needed any more when the result has arrived.
+  const bool copies = request_.options.lent && (!is_all_reduce() || is_small());
+  const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
+  // Large chains are provided as they are written; anything else needs all inputs first.
+  awaits_inputs_ = (!as_it_is || is_small()) &&
+                   !request_.options.written.reaches(inputs.front().size()) &&
+                   !mutant("provide_what_is_not_written");
+  if (awaits_inputs_) return;
+  if (as_it_is) {
+    input_ = inputs.front();
+    return send_own_inputs();
+  }
+  SumTask task{spec()->dtype, ReduceOp::sum, 1, inputs, {}};
+  task.partial_output = item_size != item_size_;
+  task.output = sum_of_inputs_ = memory_.allocate(inputs.front().size() / item_size_ * item_size);
+  effects_.tasks.push_back({kOwnInputs, std::move(task)});
+}
+
+void Operation::inputs_written() {
+  if (effects_.finished || error_) return;
+  if (awaits_inputs_) return gather_own_inputs();
+  if (exchange_ && shared_ == 0) provide_written();
+}
+
+void Operation::send_own_inputs() { is_all_reduce() ? begin_exchange() : send_pieces(); }
+
 void Operation::send_pieces() {
-  if (flat_) return exchange_among_members();
-  if (is_sliced()) return send_all_reduce_pieces();
   for (std::uint32_t to = 0; to < passage_.ranks; ++to) {
     if (!passes(passage_, place_.rank, to)) continue;
     const Range range = sent_bytes(passage_, place_.rank, to);
-    const Buffer bytes = mirrored_ ? input_ : input_.slice(range.begin, range.count());
+    const Buffer bytes = input_.slice(range.begin, range.count());
     if (to == place_.rank) {
       pieces_[to] = bytes;
     } else {
@@ -189,22 +186,6 @@ void Operation::place_piece(std::uint32_t from) {
   put(from, pieces_.at(from), result_.slice(place.begin, place.count()));
 }
 
-void Operation::send_all_reduce_pieces() {
-  const bool contributes =
-      std::find(contributors_.begin(), contributors_.end(), place_.rank) != contributors_.end();
-  for (std::size_t j = 0; j < reducers_.size(); ++j) {
-    if (!takes_part(j)) {
-      have_[j] = 2;
-    } else if (contributes && reducers_[j] == place_.rank) {
-      pieces_[place_.rank] = bytes_of(input_, slices_[j]);
-    } else if (contributes) {
-      effects_.outgoing.push_back({reducers_[j], Piece{*spec()}, {bytes_of(input_, slices_[j])}});
-    }
-  }
-  reduce_when_complete();
-  finish_when_complete();
-}
-
 void Operation::received(std::uint32_t from, const decltype(Frame::content)& content,
                          const std::vector<Buffer>& parts) {
   if (effects_.finished || error_) return;
@@ -214,11 +195,6 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
   if (for_values != (spec() == nullptr)) {
     return refuse(from, "one of them reduces a tensor and the other a value");
   }
-  const bool slices =
-      std::holds_alternative<Piece>(content) || std::holds_alternative<Reduced>(content);
-  if (slices && flat_) {
-    return refuse(from, name_of(from) + " sent a slice and not a portion of what hosts exchange");
-  }
   if (const auto* theirs = std::get_if<Piece>(&content)) {
     piece(from, theirs->spec, parts);
   } else if (const auto* start = std::get_if<Started>(&content)) {
@@ -227,8 +203,6 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
     if (from == 0) go(word->shared);
   } else if (const auto* elements = std::get_if<Portion>(&content)) {
     portion(from, *elements, parts);
-  } else if (std::holds_alternative<Reduced>(content)) {
-    reduced(from, parts);
   } else if (std::holds_alternative<Value>(content)) {
     value_arrived(from, parts);
   } else if (from == 0) {
@@ -237,86 +211,39 @@ void Operation::received(std::uint32_t from, const decltype(Frame::content)& con
   }
 }
 
-std::size_t Operation::owner_index(std::uint32_t rank) const {
-  return static_cast<std::size_t>(std::find(reducers_.begin(), reducers_.end(), rank) -
-                                  reducers_.begin());
-}
-
 void Operation::piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts) {
   if (theirs != *spec()) return refuse(from, difference(from, theirs));
-  if (!is_sliced()) {
-    if (!passes(passage_, from, place_.rank) || parts.size() != 1 ||
-        parts[0].size() !=
-            (mirrored_ ? spec()->byte_size() : placed_bytes(passage_, from, place_.rank).count())) {
-      return refuse(from, name_of(from) + " sent elements that have no place here");
-    }
-    pieces_.emplace(from, parts[0]);
-    if (sent_) place_piece(from);
-    return;
-  }
-  const std::size_t mine = owner_index(place_.rank);
-  const bool expected = std::binary_search(contributors_.begin(), contributors_.end(), from);
-  if (mine == reducers_.size() || !expected || parts.size() != 1 ||
-      parts[0].size() != slices_[mine].count() * item_size_) {
-    return refuse(
-        from, name_of(from) + " sent elements that " + name_of(place_.rank) + " does not reduce");
+  if (is_all_reduce() || !passes(passage_, from, place_.rank) || parts.size() != 1 ||
+      parts[0].size() != placed_bytes(passage_, from, place_.rank).count()) {
+    return refuse(from, name_of(from) + " sent elements that have no place here");
   }
   pieces_.emplace(from, parts[0]);
-  reduce_when_complete();
+  if (sent_) place_piece(from);
 }
 
-void Operation::reduce_when_complete() {
-  const std::size_t mine = owner_index(place_.rank);
-  if (!uses_messages_ || reducing_ || mine == reducers_.size() || !takes_part(mine)) return;
-  // The last piece of the others may arrive before one's own inputs are summed.
-  if (pieces_.size() != contributors_.size()) return;
-  reducing_ = true;
-  have_[mine] = 1;
-  SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, bytes_of(result_, slices_[mine])};
-  for (auto& [rank, bytes] : pieces_) task.inputs.push_back(bytes);
-  effects_.tasks.push_back({static_cast<std::uint32_t>(mine), std::move(task)});
-}
-
-void Operation::reduced(std::uint32_t from, const std::vector<Buffer>& parts) {
-  const std::size_t theirs = owner_index(from);
-  if (!is_sliced() || theirs == reducers_.size() || parts.size() != 1 ||
-      parts[0].size() != slices_[theirs].count() * item_size_) {
-    return refuse(from, name_of(from) + " sent a result that has no place here");
-  }
-  if (!uses_messages_) return refuse(from, name_of(from) + " sent a result before it could");
-  if (have_[theirs] != 0) return;
-  have_[theirs] = 1;
-  put(static_cast<std::uint32_t>(theirs), parts[0], bytes_of(result_, slices_[theirs]));
-}
-
-void Operation::summed(std::uint32_t slice) {
+void Operation::done(std::uint32_t task) {
   if (effects_.finished || error_) return;
-  if (slice == kResult) {
+  if (task == kResult) {
     effects_.finished = true;
     return;
   }
-  if (slice == kOwnInputs) {
+  if (task == kOwnInputs) {
     input_ = sum_of_inputs_;
-    return send_pieces();
+    return send_own_inputs();
   }
-  if (exchange_ && is_of_exchange(slice)) {
-    exchange_->done(slice / 2);
+  if (exchange_ && is_of_exchange(task)) {
+    exchange_->done(task / 2);
     return take_exchange_effects();
   }
-  if (exchange_) slice /= 2;
-  if (slice >= have_.size() || have_[slice] != 1) return;
-  have_[slice] = 2;
-  if (shared_ == 0 && is_sliced() && reducers_[slice] == place_.rank) {
-    pieces_.clear();
-    to_others(Reduced{}, {bytes_of(result_, slices_[slice])});
-  }
+  const std::uint32_t part = exchange_ ? task / 2 : task;
+  if (part >= have_.size() || have_[part] != 1) return;
+  have_[part] = 2;
   finish_when_complete();
 }
 
 void Operation::finish_when_complete() {
   const bool complete =
       std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
-  // A single member has one slice; without reducers nothing could ever be here.
   if (!complete || effects_.finished || ending_) return;
   if (!has_output() || in_place_ || result_.empty()) {
     effects_.finished = true;

@@ -13,6 +13,7 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
+#include "base/progress.h"
 #include "collective/exchange.h"
 #include "collective/hosts.h"
 #include "collective/kernels.h"
@@ -27,8 +28,8 @@ namespace moolink::collective {
 using OpId = std::uint64_t;
 using RunId = std::uint64_t;  // of one run of an operation; a retry is another run
 
-// The "slice" of the task that sums this member's own inputs before anything is sent, or copies an
-// input that is the user's: the user gets it back before others have read all messages.
+// The id of the task that sums this member's own inputs before anything is sent, or copies an input
+// that is the user's: the user gets it back before others have read all messages.
 inline constexpr std::uint32_t kOwnInputs = 0xffffffff;
 // Of the task that puts the result into the user's output.
 inline constexpr std::uint32_t kResult = 0xfffffffe;
@@ -37,24 +38,15 @@ inline constexpr std::uint32_t kResult = 0xfffffffe;
 // costs two messages and says whether they pass through shared memory.
 inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 
-// Up to this many members of one host each send a whole small allreduce to each other and reduce it
-// themselves: one message latency instead of two. The bits are the same because they compute the
-// same on the same processor.
-inline constexpr std::size_t kMirroredMembers = 2;
-
 // One member's part of one collective.
-// Without shared memory, an allreduce on one host and an accumulator's round go over messages:
-//   contributors send slice j of their input to reducer j   (Piece)
-//   reducer j, with the pieces of all contributors, reduces them in rank order and sends its slice
-//   to everyone                                             (Reduced)
-//   done when every slice is here.
-// The order of operations is fixed, so all members end with the same bits. Without shared memory,
-// the members of several hosts exchange partial sums (Portion, exchange.h). With it, a large
-// allreduce passes through the pipeline of each host, and the owners of slices exchange the hosts'
-// sums. A value with a Python operation goes to rank 0 and its result to all members instead.
-// An accumulator's round is an allreduce; its leader has decided whether it uses shared memory.
-// Every other collective that can use it begins with Started to rank 0, which sends Go when all
-// have started the same: through shared memory, or over messages (Piece, straight to its place).
+// An allreduce is an exchange of partial sums (Portion, exchange.h). Without shared memory each
+// member takes part in it as if it were a host. With it, a large allreduce passes through the
+// pipeline of each host, and the owners of slices exchange the hosts' sums. The order of the
+// additions is fixed, so all members end with the same bits. A value with a Python operation goes
+// to rank 0 and its result to all members instead. An accumulator's round is an allreduce; its
+// leader has decided whether it uses shared memory. Every other collective that can use it begins
+// with Started to rank 0, which sends Go when all have started the same: through shared memory, or
+// over messages (of any kind but allreduce, a Piece straight to its place).
 class Operation {
  public:
   struct Options {
@@ -66,6 +58,9 @@ class Operation {
     std::optional<MutableBuffer> output = {};
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
+    // Of an allreduce's inputs, which another thread may still write. Engine::inputs_written() says
+    // that there is more.
+    Written written = {};
     // Not 0: every member passes this allreduce through shared memory into `output`, under this
     // number and without rank 0's Go. All numbers of an epoch come either from here or from rank 0.
     std::uint64_t shared = 0;
@@ -84,7 +79,9 @@ class Operation {
     std::vector<std::string> names;  // of all members, in rank order
     bool one_host = false;
     std::shared_ptr<const Hosts> hosts = {};  // of the ranks; null: one host
-    MutableBuffer residual = {};              // of compression between hosts, or empty
+    // Each rank alone: an exchange without shared memory is among these.
+    std::shared_ptr<const Hosts> alone = {};
+    MutableBuffer residual = {};  // of compression between hosts, or empty
   };
   struct Outgoing {
     std::uint32_t to = 0;
@@ -92,8 +89,8 @@ class Operation {
     std::vector<Buffer> parts;
   };
   struct Task {
-    std::uint32_t slice = 0;
-    Work task;
+    std::uint32_t id = 0;
+    Work work;
   };
   // The work after an event; taken by the engine.
   struct Effects {
@@ -122,7 +119,8 @@ class Operation {
   void summed_here(std::uint32_t chunk, Buffer sum);
   void received(std::uint32_t from, const decltype(Frame::content)& content,
                 const std::vector<Buffer>& parts);
-  void summed(std::uint32_t slice);
+  void done(std::uint32_t task);
+  void inputs_written();
   void combined(std::variant<wire::Payload, Error> result);
   // Asks the member that knows whose data is missing to fail it at all members with `error` and the
   // names. False: no other member knows it better than this one.
@@ -156,13 +154,9 @@ class Operation {
 
  private:
   bool has_output() const { return spec() != nullptr && request_.options.output; }
-  // Each member reduces its slice for all.
-  bool is_sliced() const { return spec()->kind == Kind::all_reduce && !mirrored_ && !flat_; }
+  bool is_all_reduce() const { return spec()->kind == Kind::all_reduce; }
   bool shares_hosts() const { return place_.hosts != nullptr && place_.hosts->share_memory(); }
-  // The first slice takes part even when it is empty: plan.h.
-  bool takes_part(std::size_t slice) const { return slice == 0 || !slices_[slice].empty(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
-  std::size_t owner_index(std::uint32_t rank) const;  // among the reducers, or their number
   template <class Bytes>
   Bytes bytes_of(const Bytes& whole, const Range& range) const {
     return whole.slice(range.begin * item_size_, range.count() * item_size_);
@@ -175,46 +169,44 @@ class Operation {
 
   std::optional<std::uint32_t> who_knows_why() const;
   bool must_ask() const;
-  bool must_mirror() const;
-  bool must_exchange() const;
   void started(std::uint32_t from, const OpSpec& theirs);
   void use_messages();
+  void gather_own_inputs();
+  void send_own_inputs();
   void send_pieces();
-  void send_all_reduce_pieces();
   void place_piece(std::uint32_t from);
   void use_shared_memory(std::uint64_t number);
   // Tasks of the exchange and those that put its results in place share one numbering.
   static constexpr std::uint32_t of_exchange(std::uint32_t task) { return 2 * task + 1; }
   static constexpr std::uint32_t of_own(std::uint32_t chain) { return 2 * chain; }
   static constexpr bool is_of_exchange(std::uint32_t task) { return task % 2 == 1; }
-  Exchange::Plan exchange_plan() const;
-  void exchange_among_members();
-  void exchange_among_hosts();
   static Passage passage_of_host(const OpSpec& spec, const Hosts& hosts, std::uint32_t host);
   Passage passage_of_host() const {
     return passage_of_host(*spec(), *place_.hosts, place_.hosts->of[place_.rank]);
   }
   Range slice_of(std::uint32_t lane, std::uint64_t chunk) const;
-  bool is_guest() const { return shares_hosts() && place_.hosts->is_guest(place_.rank); }
+  // The hosts of the exchange.
+  const Hosts& hosts() const {
+    return shared_ != 0 && place_.hosts ? *place_.hosts : *place_.alone;
+  }
+  bool is_guest() const { return hosts().is_guest(place_.rank); }
+  bool is_small() const;
+  std::vector<Range> chains_of(std::uint32_t lane) const;
+  void begin_exchange();
   void await_results();
   bool result_for_guest(std::uint32_t from, const Portion& portion, const Buffer& elements);
-  void begin_exchange(Exchange::Plan plan, MutableBuffer result);
   void take_early_portions();
-  void provide_next();
+  void provide_written();
   void put_in_place(Exchange::Result result);
   void portion(std::uint32_t from, const Portion& portion, const std::vector<Buffer>& parts);
   bool take_portion(std::uint32_t from, const Portion& portion, const Buffer& elements);
   bool keep_early(std::uint32_t from, const Portion& portion, Buffer elements);
-  // An exchange may still begin.
-  bool may_exchange_later() const;
-  // Without shared memory, each member is a host.
-  bool exchanges_as_member() const { return shared_ == 0; }
-  std::uint32_t exchanging_rank(std::uint32_t host) const;
+  std::uint32_t exchanging_rank(std::uint32_t host) const {
+    return hosts().leader(host, *hosts().lane(place_.rank));
+  }
   void take_exchange_effects();
   void piece(std::uint32_t from, const OpSpec& theirs, const std::vector<Buffer>& parts);
-  void reduced(std::uint32_t from, const std::vector<Buffer>& parts);
   void value_arrived(std::uint32_t from, const std::vector<Buffer>& parts);
-  void reduce_when_complete();
   void finish_when_complete();
   void refuse(std::uint32_t from, const std::string& what);
   std::string difference(std::uint32_t from, const OpSpec& theirs) const;
@@ -228,15 +220,14 @@ class Operation {
   Place place_;
   Allocator& memory_;
   std::size_t item_size_ = 1;
-  std::vector<std::uint32_t> contributors_;
-  std::vector<std::uint32_t> reducers_;
-  std::vector<Range> slices_;  // one for each reducer
-  Buffer input_;               // this member's, the sum of its own inputs
+  Buffer input_;  // this member's, the sum of its own inputs
   MutableBuffer sum_of_inputs_;
   MutableBuffer result_;
-  std::map<std::uint32_t, Buffer> pieces_;  // of my slice, by contributor
+  std::map<std::uint32_t, Buffer> pieces_;  // of any kind but allreduce, by sender
   std::optional<Exchange> exchange_;        // among hosts in a lane, or among all members
   std::uint32_t provided_ = 0;              // chains, among all members
+  std::uint32_t most_provided_ = 0;         // so that few are under way
+  std::vector<Range> awaited_;              // by a guest: the chains of each lane
   // Before the exchange begins: by sender, chain and round.
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, Buffer> early_portions_;
   std::size_t early_bytes_ = 0;
@@ -245,14 +236,15 @@ class Operation {
   bool went_ = false;                // Go was received
   std::uint64_t shared_ = 0;         // ... for shared memory, with this number
   std::set<std::uint32_t> started_;  // rank 0's
-  bool mirrored_ = false;
-  bool flat_ = false;      // all members exchange, unless it uses shared memory
-  bool in_place_ = false;  // the result is reduced directly in its output
+  bool in_place_ = false;            // the result is reduced directly in its output
   bool uses_messages_ = false;
-  bool sent_ = false;  // its own pieces, of a collective other than allreduce
+  bool awaits_inputs_ = false;  // all of them, before anything is sent
+  bool sent_ = false;           // its own pieces, of a collective other than allreduce
   bool ending_ = false;
   bool reducing_ = false;
-  std::vector<std::uint8_t> have_;  // of each slice: 0 nothing, 1 being put in place, 2 there
+  // Of each part of the result (a chain, a slice for a guest, a sender's piece): 0 nothing, 1 being
+  // put in place, 2 there.
+  std::vector<std::uint8_t> have_;
   std::map<std::uint32_t, wire::Payload> values_;
   wire::Payload value_;
   Error error_;

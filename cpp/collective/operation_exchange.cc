@@ -1,8 +1,10 @@
 // An operation over several hosts: its exchange, among the members or among the hosts of a lane,
 // and the results that guests get. See docs/design/protocol/hosts.md.
 
+#include <algorithm>
 #include <utility>
 
+#include "base/mutant.h"
 #include "collective/operation.h"
 
 namespace moolink::collective {
@@ -40,61 +42,65 @@ PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t 
   return operation;
 }
 
-Exchange::Plan Operation::exchange_plan() const {
+bool Operation::is_small() const {
+  return collective::is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+}
+
+// A lane's: in shared memory, its slices of the chunks.
+std::vector<Range> Operation::chains_of(std::uint32_t lane) const {
+  if (shared_ == 0) {
+    const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
+    return chain_ranges(spec()->count(), item_size, hosts().count());
+  }
+  std::vector<Range> chains;
+  const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
+  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) chains.push_back(slice_of(lane, chunk));
+  return chains;
+}
+
+void Operation::begin_exchange() {
+  if (is_guest()) return await_results();
+  const auto lane = hosts().lane(place_.rank);
+  if (!lane) return;
   Exchange::Plan plan;
-  plan.small = is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+  plan.hosts = hosts().count();
+  plan.host = hosts().of[place_.rank];
+  plan.first = *lane;
+  plan.chains = chains_of(*lane);
+  plan.small = is_small();
   plan.dtype = spec()->dtype;
   plan.op = spec()->op;
   plan.divisor = spec()->divisor;
-  plan.compression = spec()->compression;
-  return plan;
+  const bool several = place_.hosts != nullptr && place_.hosts->count() > 1;
+  if (several) plan.compression = spec()->compression;
+  if (shared_ == 0) have_.assign(plan.chains.size(), 0);
+  exchange_.emplace(std::move(plan), shared_ == 0 ? result_ : MutableBuffer(), place_.residual,
+                    memory_);
+  take_early_portions();
+  if (shared_ != 0) return;  // the pipeline provides the host's sums
+  most_provided_ = kChainsAhead * hosts().count();
+  provide_written();
 }
 
-// Each member as if it were a host.
-void Operation::exchange_among_members() {
-  Exchange::Plan plan = exchange_plan();
-  const std::size_t item_size = tensor::item_size(partial_dtype(plan.dtype));
-  plan.hosts = static_cast<std::uint32_t>(place_.names.size());
-  plan.host = place_.rank;
-  plan.chains = chain_ranges(spec()->count(), item_size, plan.hosts);
-  have_.assign(plan.chains.size(), 0);
-  const std::uint32_t ahead = kChainsAhead * plan.hosts;
-  begin_exchange(std::move(plan), result_);
-  for (std::uint32_t i = 0; i < ahead && !error_; ++i) provide_next();
-}
-
-void Operation::provide_next() {
-  if (provided_ == have_.size()) return;
-  const Range& range = exchange_->range(provided_);
+// The chains of this member's input that are written.
+void Operation::provide_written() {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
-  exchange_->provide(provided_++, input_.slice(range.begin * item_size, range.count() * item_size));
-  take_exchange_effects();
-}
-
-// Of this member's lane, if it leads one: a chain is its slice of a chunk in shared memory.
-void Operation::exchange_among_hosts() {
-  const auto lane = place_.hosts->lane(place_.rank);
-  if (!lane) return;
-  Exchange::Plan plan = exchange_plan();
-  plan.hosts = place_.hosts->count();
-  plan.host = place_.hosts->of[place_.rank];
-  plan.first = *lane;
-  const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
-  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    plan.chains.push_back(slice_of(*lane, chunk));
+  while (!error_ && provided_ < std::min<std::size_t>(most_provided_, have_.size())) {
+    const Range& range = exchange_->range(provided_);
+    if (!request_.options.written.reaches(range.end * item_size) &&
+        !mutant("provide_what_is_not_written")) {
+      return;
+    }
+    exchange_->provide(provided_++,
+                       input_.slice(range.begin * item_size, range.count() * item_size));
+    take_exchange_effects();
   }
-  begin_exchange(std::move(plan), {});
 }
 
 Range Operation::slice_of(std::uint32_t lane, std::uint64_t chunk) const {
   const Move slice = chunk_plan(passage_of_host(), kWindowBytes, lane, chunk).reduced;
   const std::uint64_t begin = slice.user / item_size_;
   return {begin, begin + slice.bytes / item_size_};
-}
-
-void Operation::begin_exchange(Exchange::Plan plan, MutableBuffer result) {
-  exchange_.emplace(std::move(plan), std::move(result), place_.residual, memory_);
-  take_early_portions();
 }
 
 void Operation::take_early_portions() {
@@ -106,13 +112,12 @@ void Operation::take_early_portions() {
 
 // --- a guest
 
-// Of each chunk, the slices of all lanes.
+// The chains of all lanes, except slices without elements, for which nothing is sent.
 void Operation::await_results() {
-  const std::uint32_t lanes = place_.hosts->lanes;
-  const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
-  for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-      have_.push_back(slice_of(lane, chunk).empty() ? 2 : 0);
+  for (std::uint32_t lane = 0; lane < hosts().lanes; ++lane) {
+    for (const Range& chain : chains_of(lane)) {
+      awaited_.push_back(chain);
+      have_.push_back(shared_ != 0 && chain.empty() ? 2 : 0);
     }
   }
   take_early_portions();
@@ -121,17 +126,16 @@ void Operation::await_results() {
 
 bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
                                  const Buffer& elements) {
-  const Hosts& hosts = *place_.hosts;
-  const auto lane = hosts.lane(from);
-  if (hosts.of[from] != hosts.of[place_.rank] || !lane) return false;
-  const std::uint64_t index = std::uint64_t{portion.chain} * hosts.lanes + *lane;
-  if (portion.round != Portion::kForGuest || index >= have_.size() || have_[index] != 0) {
+  const auto lane = hosts().lane(from);
+  if (hosts().of[from] != hosts().of[place_.rank] || !lane) return false;
+  const std::size_t chains = awaited_.size() / hosts().lanes;
+  const std::size_t index = *lane * chains + portion.chain;
+  if (portion.round != Portion::kForGuest || portion.chain >= chains || have_[index] != 0 ||
+      elements.size() != awaited_[index].count() * item_size_) {
     return false;
   }
-  const Range slice = slice_of(*lane, portion.chain);
-  if (elements.size() != slice.count() * item_size_) return false;
   have_[index] = 1;
-  put(static_cast<std::uint32_t>(index), elements, bytes_of(tensor(), slice));
+  put(static_cast<std::uint32_t>(index), elements, bytes_of(tensor(), awaited_[index]));
   return true;
 }
 
@@ -141,17 +145,6 @@ void Operation::summed_here(std::uint32_t chunk, Buffer sum) {
   if (!exchange_ || effects_.finished || error_) return;
   exchange_->provide(chunk, std::move(sum));
   take_exchange_effects();
-}
-
-bool Operation::may_exchange_later() const {
-  if (shared_ != 0 || spec()->kind != Kind::all_reduce || place_.hosts == nullptr) return false;
-  const bool may_share = asks_ && !went_ && shares_hosts();
-  return flat_ || may_share;
-}
-
-std::uint32_t Operation::exchanging_rank(std::uint32_t host) const {
-  return exchanges_as_member() ? host
-                               : place_.hosts->leader(host, *place_.hosts->lane(place_.rank));
 }
 
 // Other members may begin before this one has summed its own inputs or received Go.
@@ -165,9 +158,10 @@ void Operation::portion(std::uint32_t from, const Portion& portion,
 }
 
 bool Operation::take_portion(std::uint32_t from, const Portion& portion, const Buffer& elements) {
-  if (shared_ != 0 && is_guest()) return result_for_guest(from, portion, elements);
-  if (!exchange_) return may_exchange_later() && keep_early(from, portion, elements);
-  const std::uint32_t host = exchanges_as_member() ? from : place_.hosts->of[from];
+  const bool begun = shared_ != 0 || uses_messages_;
+  if (begun && is_guest()) return result_for_guest(from, portion, elements);
+  if (!exchange_) return is_all_reduce() && shared_ == 0 && keep_early(from, portion, elements);
+  const std::uint32_t host = hosts().of[from];
   if (exchanging_rank(host) != from ||
       !exchange_->received(host, portion.chain, portion.round, elements)) {
     return false;
@@ -176,7 +170,8 @@ bool Operation::take_portion(std::uint32_t from, const Portion& portion, const B
   return true;
 }
 
-// In a ring, one neighbour sends each element at most twice. Few members send a small payload.
+// Before a member has begun, others can send it their partial sums, each element about once if
+// there are many chains, and few members send a small payload.
 bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   const std::size_t most = 4 * spec()->count() * item_size + 64 * kSmallExchange;
@@ -198,15 +193,15 @@ void Operation::take_exchange_effects() {
     effects_.tasks.push_back({of_exchange(task.id), std::move(task.work)});
   }
   for (auto& result : effects.results) {
-    if (shared_ != 0) {
-      for (const std::uint32_t guest : place_.hosts->guests[place_.hosts->of[place_.rank]]) {
-        effects_.outgoing.push_back(
-            {guest, Portion{*spec(), result.chain, Portion::kForGuest}, {result.elements}});
-      }
-      effects_.publish.push_back(std::move(result));
-      continue;
+    for (const std::uint32_t guest : hosts().guests[hosts().of[place_.rank]]) {
+      effects_.outgoing.push_back(
+          {guest, Portion{*spec(), result.chain, Portion::kForGuest}, {result.elements}});
     }
-    put_in_place(std::move(result));
+    if (shared_ != 0) {
+      effects_.publish.push_back(std::move(result));
+    } else {
+      put_in_place(std::move(result));
+    }
   }
 }
 
@@ -220,7 +215,8 @@ void Operation::put_in_place(Exchange::Result result) {
     have_[result.chain] = 1;
     put(of_own(result.chain), result.elements, place);
   }
-  provide_next();
+  ++most_provided_;
+  provide_written();
 }
 
 }  // namespace moolink::collective

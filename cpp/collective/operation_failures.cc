@@ -19,14 +19,13 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
         .function = key_.name});
 }
 
-// The only member that the others' data goes to, if there is one.
+// A member that this one waits for, and that may wait for others itself.
 std::optional<std::uint32_t> Operation::who_knows_why() const {
   if (spec() == nullptr || (asks_ && !went_)) return 0;
-  if (!uses_messages_ || !is_sliced()) return std::nullopt;
-  for (std::size_t j = 1; j < slices_.size(); ++j) {
-    if (takes_part(j)) return std::nullopt;
-  }
-  return reducers_[0];
+  if (!exchange_ || shared_ != 0) return std::nullopt;
+  const std::set<std::uint32_t> hosts = exchange_->waiting_for();
+  if (hosts.empty()) return std::nullopt;
+  return exchanging_rank(*hosts.begin());
 }
 
 bool Operation::ask_why(const Error& error) {
@@ -46,9 +45,7 @@ void Operation::failed_elsewhere(std::uint32_t from, const Failure& said) {
   }
   if (failure.asks_why) {
     Error error = failure.error;
-    std::vector<std::string> lacking = waiting_for();
-    std::erase(lacking,
-               name_of(from));  // its data was dropped, if the failure came before the start
+    const std::vector<std::string> lacking = waiting_for();
     if (!lacking.empty()) error.message += "; " + name_of(place_.rank) + " waits for:";
     for (const std::string& name : lacking) error.message += " " + name;
     return fail(std::move(error));
@@ -98,37 +95,22 @@ std::vector<std::string> Operation::waiting_for() const {
     }
     return names;
   }
-  if (shared_ != 0 && is_guest()) {
-    for (std::uint32_t lane = 0; lane < place_.hosts->lanes; ++lane) {
-      const std::uint32_t leader = place_.hosts->leader(place_.hosts->of[place_.rank], lane);
-      for (std::size_t i = lane; i < have_.size(); i += place_.hosts->lanes) {
-        if (have_[i] == 0) names.push_back(name_of(leader));
-        if (have_[i] == 0) break;
-      }
+  if (!awaited_.empty()) {
+    const std::size_t chains = awaited_.size() / hosts().lanes;
+    for (std::uint32_t lane = 0; lane < hosts().lanes; ++lane) {
+      const auto first = have_.begin() + static_cast<std::ptrdiff_t>(lane * chains);
+      const bool lacks = std::find(first, first + static_cast<std::ptrdiff_t>(chains), 0) !=
+                         first + static_cast<std::ptrdiff_t>(chains);
+      if (lacks) names.push_back(name_of(hosts().leader(hosts().of[place_.rank], lane)));
     }
     return names;
   }
-  if (!uses_messages_ || flat_) return {};
-  if (!is_sliced()) {
-    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
-      if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
-        names.push_back(name_of(rank));
-      }
-    }
-    return names;
-  }
-  for (std::size_t j = 0; j < reducers_.size(); ++j) {
-    if (have_[j] != 0) continue;
-    if (reducers_[j] != place_.rank) {
-      names.push_back(name_of(reducers_[j]));
-      continue;
-    }
-    for (const std::uint32_t rank : contributors_) {
-      if (!pieces_.contains(rank)) names.push_back(name_of(rank));
+  if (!uses_messages_ || is_all_reduce()) return {};
+  for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+    if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
+      names.push_back(name_of(rank));
     }
   }
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 

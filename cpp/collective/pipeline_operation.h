@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/progress.h"
 #include "collective/kernels.h"
 #include "collective/plan.h"
 #include "tensor/dtype.h"
@@ -35,6 +36,7 @@ struct PipelineOperation {
   // Each of input_bytes() of the passage; none at a rank that contributes nothing. If the operation
   // reduces, there may be several, which this rank combines first.
   std::vector<Buffer> inputs = {};
+  Written written = {};       // of the inputs of an all_reduce
   MutableBuffer output = {};  // output_bytes(); may be the input for all_reduce and broadcast
   // For an all_reduce with one input: the others read it there, and in_place() also the output.
   LentPlace lent = {};

@@ -14,17 +14,6 @@ std::uint64_t line_of(std::uint64_t item_size) {  // elements
   return std::max<std::uint64_t>(1, kCacheLine / item_size);
 }
 
-std::vector<Range> cut(std::uint64_t count, std::uint64_t each, std::size_t owners) {
-  std::vector<Range> ranges(owners);
-  std::uint64_t begin = 0;
-  for (Range& range : ranges) {
-    range.begin = begin;
-    begin = std::min(count, begin + each);
-    range.end = begin;
-  }
-  return ranges;
-}
-
 // Adjacent blocks in a window.
 std::uint64_t blocks_per_window(const Passage& passage) {
   const bool many = passage.kind == Kind::reduce_scatter || passage.kind == Kind::scatter;
@@ -50,12 +39,15 @@ std::uint64_t chunk_elements(const Passage& passage, std::uint64_t window_bytes)
 
 std::vector<Range> even_slices(std::uint64_t count, std::size_t item_size, std::size_t owners) {
   if (owners == 0) return {};
-  return cut(count, round_up((count + owners - 1) / owners, line_of(item_size)), owners);
-}
-
-std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_t owners) {
-  if (count <= kSmallBytes / item_size) return cut(count, count, owners);
-  return even_slices(count, item_size, owners);
+  const std::uint64_t each = round_up((count + owners - 1) / owners, line_of(item_size));
+  std::vector<Range> ranges(owners);
+  std::uint64_t begin = 0;
+  for (Range& range : ranges) {
+    range.begin = begin;
+    begin = std::min(count, begin + each);
+    range.end = begin;
+  }
+  return ranges;
 }
 
 std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank) {
@@ -87,6 +79,7 @@ std::uint64_t output_bytes(const Passage& passage, std::uint32_t rank) {
 bool passes(const Passage& passage, std::uint32_t from, std::uint32_t to) {
   switch (passage.kind) {
     case Kind::all_reduce:
+      return false;
     case Kind::reduce_scatter:
     case Kind::all_gather:
       return true;
@@ -102,10 +95,6 @@ bool passes(const Passage& passage, std::uint32_t from, std::uint32_t to) {
 Range sent_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to) {
   if (!passes(passage, from, to)) return {};
   const std::uint64_t block = passage.count * passage.item_size;
-  if (passage.kind == Kind::all_reduce) {
-    const Range slice = slices(passage.count, passage.item_size, passage.ranks)[to];
-    return {slice.begin * passage.item_size, slice.end * passage.item_size};
-  }
   if (blocks_per_window(passage) == 1) return {0, block};
   return {to * block, (to + 1) * block};
 }
@@ -113,7 +102,6 @@ Range sent_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to) {
 Range placed_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to) {
   if (!passes(passage, from, to)) return {};
   const std::uint64_t block = passage.count * passage.item_size;
-  if (passage.kind == Kind::all_reduce) return sent_bytes(passage, from, to);
   if (passage.kind == Kind::all_gather || passage.kind == Kind::gather) {
     return {from * block, (from + 1) * block};
   }
@@ -196,6 +184,11 @@ ChunkPlan plan_blocks(const Passage& passage, const Part& part, std::uint32_t ra
 }
 
 }  // namespace
+
+std::uint64_t chunk_end(const Passage& passage, std::uint64_t window_bytes, std::uint64_t chunk) {
+  const std::uint64_t each = chunk_elements(passage, window_bytes);
+  return std::min(passage.count, (chunk + 1) * each) * passage.item_size;
+}
 
 ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::uint32_t rank,
                      std::uint64_t chunk) {

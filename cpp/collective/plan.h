@@ -22,15 +22,9 @@ struct Range {
 };
 
 // The elements that each of `owners` members reduces: contiguous ranges in the owners' order that
-// cover all elements once. The first owner alone reduces tensors of at most kSmallBytes, for which
-// messages cost more than bytes; larger ones are cut evenly at multiples of a cache line, so that
-// no two ranges share one. Only the first range may be empty and still take part: its owner sees
-// every contributor, and so any disagreement, in every plan.
-std::vector<Range> slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
-// The same without the exception for small tensors.
+// cover all elements once. They are cut at multiples of a cache line, so that no two ranges share
+// one.
 std::vector<Range> even_slices(std::uint64_t count, std::size_t item_size, std::size_t owners);
-
-inline constexpr std::size_t kSmallBytes = 4096;
 
 // --- collectives. The numbers are part of the protocol.
 
@@ -75,9 +69,9 @@ struct Passage {
 std::uint64_t input_bytes(const Passage& passage, std::uint32_t rank);
 std::uint64_t output_bytes(const Passage& passage, std::uint32_t rank);
 
-// --- over messages: the bytes that one rank's input sends to another, and their place there. An
-// empty range: nothing passes between the two. For kinds that reduce, the place is in the data that
-// the receiver reduces, where all pieces are equally long.
+// --- over messages, of any kind but allreduce (exchange.h): the bytes that one rank's input sends
+// to another, and their place there. An empty range: nothing passes between the two. For kinds that
+// reduce, the place is in the data that the receiver reduces, where all pieces are equally long.
 Range sent_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
 Range placed_bytes(const Passage& passage, std::uint32_t from, std::uint32_t to);
 bool passes(const Passage& passage, std::uint32_t from, std::uint32_t to);
@@ -111,6 +105,8 @@ struct ChunkPlan {
 // At least one, so that an empty collective passes through too. Chunks are shorter than a window
 // allows if there would be few, so that ranks work on different ones at a time.
 std::uint64_t chunks_of(const Passage& passage, std::uint64_t window_bytes);
+// The end of a chunk's part of a block, in bytes.
+std::uint64_t chunk_end(const Passage& passage, std::uint64_t window_bytes, std::uint64_t chunk);
 ChunkPlan chunk_plan(const Passage& passage, std::uint64_t window_bytes, std::uint32_t rank,
                      std::uint64_t chunk);
 

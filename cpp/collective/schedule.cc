@@ -31,20 +31,29 @@ std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std:
   return ranges;
 }
 
-std::vector<Step> ring(std::uint32_t hosts, std::uint32_t host, std::uint32_t last) {
-  const std::uint32_t next = (host + 1) % hosts;
-  const std::uint32_t previous = (host + hosts - 1) % hosts;
-  const std::uint32_t hop = (host + hosts - last - 1) % hosts;  // of the sum when it is here
-  const std::uint32_t result_hop = (host + hosts - last) % hosts;
+std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t root) {
+  const auto rounds = static_cast<std::uint32_t>(std::bit_width(hosts - 1));
+  const std::uint32_t place = (host + hosts - root) % hosts;  // the root's is 0
+  const auto host_of = [&](std::uint32_t other) { return (other + root) % hosts; };
+  // A place's parent lacks its lowest bit; its children have one lower bit more.
+  const auto children =
+      std::min(rounds, place == 0 ? rounds : static_cast<std::uint32_t>(std::countr_zero(place)));
   std::vector<Step> steps;
-  if (hop > 0) steps.push_back({StepKind::reduce, previous, hop - 1, true});
-  if (host == last) {
+  for (std::uint32_t round = 0; round < children; ++round) {
+    const std::uint32_t child = place + (1u << round);
+    if (child < hosts) steps.push_back({StepKind::reduce, host_of(child), round, false});
+  }
+  if (place == 0) {
     steps.push_back({StepKind::finish, 0, 0, false});
   } else {
-    steps.push_back({StepKind::send, next, hop, false});
-    steps.push_back({StepKind::store, previous, hosts - 2 + result_hop, false});
+    const std::uint32_t parent = host_of(place - (1u << children));
+    steps.push_back({StepKind::send, parent, children, false});
+    steps.push_back({StepKind::store, parent, rounds + children, false});
   }
-  if (next != last) steps.push_back({StepKind::send, next, hosts - 1 + result_hop, false});
+  for (std::uint32_t round = children; round-- > 0;) {  // the largest subtree first
+    const std::uint32_t child = place + (1u << round);
+    if (child < hosts) steps.push_back({StepKind::send, host_of(child), rounds + round, false});
+  }
   return steps;
 }
 
@@ -72,5 +81,7 @@ std::vector<Step> doubling(std::uint32_t hosts, std::uint32_t host) {
   if (has_folded) steps.push_back({StepKind::send, host + 1, last_round, false});
   return steps;
 }
+
+bool sends_result(const std::vector<Step>& steps) { return steps.back().kind == StepKind::send; }
 
 }  // namespace moolink::collective

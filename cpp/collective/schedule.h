@@ -29,7 +29,7 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-// Latency dominates for payloads up to this size: doubling() is for them, ring() for larger ones.
+// Latency dominates for payloads up to this size: doubling() is for them, tree() for larger ones.
 inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
 bool is_small(std::uint64_t count, std::size_t item_size);
 
@@ -38,17 +38,22 @@ bool is_small(std::uint64_t count, std::size_t item_size);
 // that a message's fixed cost is negligible.
 std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts);
 
-// Reduce-scatter and all-gather around a ring: the sum starts at the host after `last`; `last`
-// finishes it, and the others copy the result. If chains have each host as their last in turn, a
-// host sends 2 (hosts - 1) / hosts of the bytes, the minimum. The sum is in the order of hosts
-// last + 1, last + 2, ..., last. A host that has the result knows that everything it sent of its
-// own elements has arrived.
-std::vector<Step> ring(std::uint32_t hosts, std::uint32_t host, std::uint32_t last);
+// Reduce-scatter and all-gather along binomial trees: the values of a chain go up a tree whose root
+// is `root`, which finishes the sum, and the result goes down the same tree: 2 log2(hosts) rounds,
+// rounded up. If chains have each host as their root in turn, a host sends 2 (hosts - 1) / hosts of
+// the bytes, the minimum, in as many messages as in a ring, which takes 2 (hosts - 1) rounds. (A
+// power of two of hosts sends what recursive halving and doubling does, a chain a message: R.
+// Rabenseifner, "Optimization of Collective Reduction Operations", 2004.) A host that has the
+// result knows that everything it sent of its own elements has arrived.
+std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t root);
 
 // Recursive doubling: each host exchanges all elements with log2(hosts) others. Beyond a power of
 // two, every second of the first hosts sends its elements to its neighbour before and gets the
 // result afterwards. All hosts evaluate the same expression, so the bits are the same except those
 // of NaN, whose payload depends on the processor's operand order.
 std::vector<Step> doubling(std::uint32_t hosts, std::uint32_t host);
+
+// Whether the host sends the result on: others may read it after the host has ended.
+bool sends_result(const std::vector<Step>& steps);
 
 }  // namespace moolink::collective

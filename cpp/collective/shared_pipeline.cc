@@ -170,6 +170,14 @@ bool SharedPipeline::follows(Stage stage, std::uint64_t chunk) const {
   return false;
 }
 
+// Whether this rank's inputs of the chunk are. Of an abandoned operation nothing is read.
+bool SharedPipeline::is_written(const Running& running, std::uint64_t chunk) const {
+  const PipelineOperation& operation = running.operation;
+  if (operation.abandoned || mutant("put_what_is_not_written")) return true;
+  return operation.written.reaches(
+      chunk_end(operation.passage, layout().window_bytes, chunk - running.first));
+}
+
 // Moves the cursor past operations that are not exchanged.
 void SharedPipeline::skip_sums() {
   std::uint64_t& next = cursors_[kSum].next;
@@ -216,8 +224,9 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
 bool SharedPipeline::is_ready(Stage stage) {
   const std::uint64_t chunk = cursors_[stage].next;
   if (chunk > last_chunk_ || !follows(stage, chunk)) return false;
+  const Running& running = *running_at(chunk);
+  if (stage == kPut && !is_written(running, chunk)) return false;
   if (stage == kReduce) {
-    const Running& running = *running_at(chunk);
     const bool waits = running.operation.exchanged && !running.operation.abandoned;
     if (waits && !running.results.contains(running.number(chunk))) return false;
   }
@@ -415,12 +424,14 @@ bool SharedPipeline::take_part(const Running& running, const Cursor& cursor) {
   return true;
 }
 
-// Makes finished work visible to the others. Lent memory is all visible at once.
+// Makes finished work visible to the others. Lent memory is visible as far as it is written.
 void SharedPipeline::post(Stage stage, Running& running) {
   Cursor& cursor = cursors_[stage];
   if (stage == kPut) {
     publish_status(running);
-    if (running.is_lent()) cursor.next = running.last();
+    if (running.is_lent()) {
+      while (cursor.next < running.last() && is_written(running, cursor.next + 1)) ++cursor.next;
+    }
   }
   if (stage == kReduce) running.results.erase(running.number(cursor.next));
   if (stage == kTake && cursor.next == running.last()) {

@@ -127,6 +127,7 @@ class SharedPipeline {
   void find_lent(Running& running) const;
   Running* running_at(std::uint64_t chunk);
   bool follows(Stage stage, std::uint64_t chunk) const;
+  bool is_written(const Running& running, std::uint64_t chunk) const;
   void skip_sums();
   Needs needs(Stage stage);
   bool is_met(const Need& need) const {

@@ -137,10 +137,8 @@ class AccumulatorBase(Adapter, Closing):
             self._capture_model,
             self._install,
         )
-        self._has_gradients = False
+        self._has_gradients = self._in_backward = False
         self._awaited = ""
-
-    # moolib's methods.
 
     def connect(self, address: str) -> None:
         """Connects to the broker at ``address``; only for an accumulator that made its own group.
@@ -179,6 +177,8 @@ class AccumulatorBase(Adapter, Closing):
             self._take_round(result)
 
     def _update_all_but_rounds(self) -> None:
+        if self._in_backward:
+            raise RuntimeError("update() was called in a reduce_during_backward() block")
         self._core.update(self._on_divergence)
         self._group.follow()
         self._parting.begin(self._core)
@@ -489,6 +489,8 @@ class AccumulatorBase(Adapter, Closing):
 
     def _must_first(self) -> str:
         """Why this peer cannot contribute, with the call that is due; "": nothing here."""
+        if self._in_backward:
+            return "a reduce_during_backward() block has not ended"
         if self._has_gradients:
             return "a result is in the gradients: step the optimizer and call zero_gradients()"
         if self._transfer.has_new:

@@ -77,9 +77,10 @@ def summed_in(dtype: str) -> str:
 
 
 def sections(parameters: Sequence[Description]) -> list[Section]:
-    """A section for each dtype, so that a section is one kernel call, in order of appearance."""
+    """A section for each dtype, so that a section is one kernel call. The last parameters are the
+    first in the bucket, in the order in which a backward pass has their gradients."""
     by_dtype: dict[str, list[int]] = {}
-    for index, parameter in enumerate(parameters):
+    for index, parameter in reversed(list(enumerate(parameters))):
         if parameter.reduced:
             by_dtype.setdefault(summed_in(parameter.dtype), []).append(index)
     result: list[Section] = []

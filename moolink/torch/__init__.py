@@ -1,7 +1,7 @@
 """moolink for PyTorch: the accumulator, and states of optimizers for members in any framework."""
 
-from moolink.accumulate.training_steps import TrainingStep
 from moolink.torch.accumulator import Accumulator
+from moolink.torch.backward import TrainingStep
 from moolink.torch.optimizers import load_optimizer_state, optimizer_state
 
 __all__ = ["Accumulator", "TrainingStep", "load_optimizer_state", "optimizer_state"]

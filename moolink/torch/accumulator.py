@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -17,10 +18,11 @@ from moolink._core import TensorLayouts, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
-from moolink.accumulate.training_steps import TrainingStep, checked_loop_state, training_steps
+from moolink.accumulate.training_steps import checked_loop_state, training_steps
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.repeated import Repeated
+from moolink.torch.backward import TrainingStep, reduce_during_backward
 from moolink.torch.optimizers import (
     load_optimizer_state,
     optimizer_state,
@@ -90,6 +92,7 @@ class Accumulator(AccumulatorBase):
     """
 
     framework = "torch"
+    _kind_of_step = TrainingStep
 
     def __init__(
         self,
@@ -222,6 +225,36 @@ class Accumulator(AccumulatorBase):
             idle=idle,
         )
 
+    def reduce_during_backward(
+        self, batch_size: int, counters: Mapping[str, int] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Contributes the gradients that ``backward()`` computes in a ``with`` block, each as soon
+        as it is there, so that the round's reduction runs beside the rest of ``backward()``::
+
+            loss = compute_loss(model, batch)
+            with accumulator.reduce_during_backward(batch_size=32):
+                loss.backward()
+
+        It takes the place of :meth:`reduce_gradients` and leaves the gradients zeroed. Gradients
+        of parameters without one count as they are at the end of the block, and so do those on
+        a device. An exception in the block withdraws the contribution: the group begins another
+        epoch, in which no member has anything of it.
+
+        The others cannot be told of a gradient that is not finite before it is there. So
+        ``on_nonfinite`` applies to the round: with ``"skip"`` no member applies it, with
+        ``"raise"`` :meth:`update` raises at every member.
+
+        Args:
+            batch_size: the weight of this contribution in the mean, at least 1.
+            counters: integers summed exactly over the round's contributions.
+
+        Raises:
+            RuntimeError: ``wants_gradients()`` is false, :meth:`update` is called in the block, or
+                ``backward()`` is called in it twice.
+            ValueError, TypeError: as for :meth:`reduce_gradients`.
+        """
+        return reduce_during_backward(self, batch_size, counters)
+
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         given = [p for group in optimizer.param_groups for p in group["params"]]
         theirs = {id(p) for p in given if p.requires_grad}
@@ -302,11 +335,7 @@ class Accumulator(AccumulatorBase):
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         if self._may_be_forgotten() and not self._any_gradient():
-            self._without_gradients.warn(
-                "no parameter has a gradient since the last round, so zeros are contributed: call "
-                "backward() before step.reduce() (reduce_gradients()), or step.skip() "
-                "(skip_gradients()) to contribute nothing"
-            )
+            self._warn_without_gradients()
         if self._viewed and not clear and not self._gather_all(1, clear):
             return False  # found before gradients are scaled in their places
         try:
@@ -316,6 +345,13 @@ class Accumulator(AccumulatorBase):
             self._drop_views()
         self._ends_left = self._ends_gradients()
         return finite
+
+    def _warn_without_gradients(self) -> None:
+        self._without_gradients.warn(
+            "no parameter has a gradient since the last round, so zeros are contributed: call "
+            "backward() before step.reduce() (reduce_gradients()), or step.skip() "
+            "(skip_gradients()) to contribute nothing"
+        )
 
     def _may_be_forgotten(self) -> bool:
         """Whether to search for a gradient. backward() nearly always writes to the gradient of the
@@ -344,7 +380,8 @@ class Accumulator(AccumulatorBase):
     def _gather_all(self, batch_size: int, clear: bool) -> bool:
         usual = self._gradient_addresses()
         if usual is None:
-            return self._gather_copies(batch_size, clear)
+            whole = [self._gather_places(s, s.places, batch_size, clear) for s in self._sections]
+            return all(whole)
         addresses = iter(usual)
         finite = True
         for section in self._sections:
@@ -352,29 +389,31 @@ class Accumulator(AccumulatorBase):
             finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
         return finite
 
-    def _gather_copies(self, batch_size: int, clear: bool) -> bool:
-        """The same of gradients that need not lie in host memory as they do in the bucket."""
+    def _gather_places(
+        self, section: Section, places: list[tuple[int, int, int]], batch_size: int, clear: bool
+    ) -> bool:
+        """The same of some parameters of a section, whose gradients need not lie in host memory as
+        they do in the bucket."""
         elsewhere: list[torch.Tensor] = []  # the sources of the copies
+        dtype = dtype_of(section)
+        copies: list[torch.Tensor] = []  # alive until they are gathered
+        pieces: list[tuple[int, int, int]] = []
+        on_devices: list[tuple[torch.Tensor, int, int]] = []
+        for index, count, offset in places:
+            gradient = self._parameters[index].grad
+            if gradient is not None and gradient.is_cuda:
+                elsewhere.append(gradient)
+                on_devices.append((gradient.detach().to(dtype), count, offset))
+                continue
+            if gradient is not None and not is_plain(gradient, dtype):
+                elsewhere.append(gradient)
+                copies.append(plain_copy(gradient, dtype))
+                gradient = copies[-1]
+            pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
         finite = True
-        for section in self._sections:
-            dtype = dtype_of(section)
-            copies: list[torch.Tensor] = []  # alive until they are gathered
-            pieces: list[tuple[int, int, int]] = []
-            on_devices: list[tuple[torch.Tensor, int, int]] = []
-            for index, count, offset in section.places:
-                gradient = self._parameters[index].grad
-                if gradient is not None and gradient.is_cuda:
-                    elsewhere.append(gradient)
-                    on_devices.append((gradient.detach().to(dtype), count, offset))
-                    continue
-                if gradient is not None and not is_plain(gradient, dtype):
-                    elsewhere.append(gradient)
-                    copies.append(plain_copy(gradient, dtype))
-                    gradient = copies[-1]
-                pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
-            if on_devices:
-                finite &= self._gather_staged(section.dtype, on_devices, batch_size)
-            finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
+        if on_devices:
+            finite = self._gather_staged(section.dtype, on_devices, batch_size)
+        finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
         if clear:
             zero_all(elsewhere)
         return finite

@@ -6,7 +6,7 @@ import pytest
 
 from tests.docs.examples import examples_of, run_example
 
-WANTED = ["100\n", "640\n", "[1. 2. 3.]\n"]
+WANTED = ["100\n", "640\n", "10\n", "[1. 2. 3.]\n"]
 
 
 @pytest.mark.parametrize("number", range(len(WANTED)))

@@ -127,8 +127,8 @@ class World {
         mail_.post(due_.back());
       }
     } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
-      collective::run(sum->task);
-      engines_[from].summed(sum->op, sum->run, sum->slice);
+      collective::run(sum->work);
+      engines_[from].summed(sum->op, sum->run, sum->id);
     } else if (auto* combine = std::get_if<Engine::Combine>(&action)) {
       engines_[from].combined(combine->op, combine->run, std::move(combine->payloads.front()));
     } else if (const auto* done = std::get_if<Engine::Done>(&action)) {

@@ -26,6 +26,7 @@ REACHED = {
     "sleep given up",
     "started early",
     "woken",
+    "unwritten inputs",
 }
 
 

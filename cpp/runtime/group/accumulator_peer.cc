@@ -307,11 +307,47 @@ MutableBuffer AccumulatorPeer::bucket() {
 
 void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
   const Engine::Lock lock = lock_open();
+  if (unwritten_) throw Exception(ErrorCode::error, "a contribution is not written yet");
+  offer_bucket(batch, std::move(counters), batch > 0 ? Buffer(bucket_) : Buffer(), {});
+  if (batch > 0) bucket_ = {};
+}
+
+void AccumulatorPeer::offer_unwritten(std::int64_t batch, accumulate::Counters counters) {
+  const Buffer bucket = this->bucket();
+  const Engine::Lock lock = lock_open();
+  if (unwritten_) throw Exception(ErrorCode::error, "a contribution is not written yet");
+  offer_bucket(batch, std::move(counters), bucket, std::make_shared<Progress>());
+}
+
+void AccumulatorPeer::offer_bucket(std::int64_t batch, accumulate::Counters counters, Buffer bucket,
+                                   const std::shared_ptr<Progress>& progress) {
   const Time now = from_user([&](Time at) {
-    machine_.offer(at, batch > 0 ? Buffer(std::exchange(bucket_, {})) : Buffer(), batch,
-                   std::move(counters));
+    const std::uint64_t k =
+        machine_.offer(at, std::move(bucket), batch, std::move(counters), progress);
+    if (progress) unwritten_ = {k, progress};
   });
   moved_at_ = called_at_ = now;
+  seen_.wants_gradients = machine_.wants_gradients(now);
+}
+
+void AccumulatorPeer::written(std::size_t bytes) {
+  const Engine::Lock lock = lock_open();
+  if (!unwritten_) return;
+  unwritten_->progress->reach(bytes);
+  if (bytes == layout_.bytes) {
+    unwritten_.reset();
+    bucket_ = {};
+  }
+  const Time now = from_user([&](Time) { runner_->inputs_written(); });
+  moved_at_ = called_at_ = now;
+}
+
+void AccumulatorPeer::withdraw() {
+  const Engine::Lock lock = lock_open();
+  if (!unwritten_) return;
+  const std::uint64_t k = std::exchange(unwritten_, std::nullopt)->k;
+  bucket_ = {};
+  const Time now = from_user([&](Time at) { machine_.withdraw(at, k); });
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 

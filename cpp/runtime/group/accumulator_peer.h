@@ -96,6 +96,12 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   MutableBuffer bucket();
   const BucketLayout& layout() const { return layout_; }
   void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
+  // The same while the user still fills the bucket, from its beginning. written() says how far: the
+  // other members read these bytes from then on, and all of it ends the contribution.
+  void offer_unwritten(std::int64_t batch, accumulate::Counters counters);
+  void written(std::size_t bytes);
+  // The rest will not be written. No effect on a contribution that has ended.
+  void withdraw();
   void set_state(wire::Payload state);
   // The state that has arrived, if it is still wanted.
   struct NewState {
@@ -195,6 +201,8 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   void fail_reductions(const Error& error);
   void section_done(collective::Engine::Done done);
   void finish(Reduction reduction);
+  void offer_bucket(std::int64_t batch, accumulate::Counters counters, Buffer bucket,
+                    const std::shared_ptr<Progress>& progress);
   void wake();
 
   std::shared_ptr<GroupPeer> group_;
@@ -213,6 +221,12 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Seen seen_;
   std::optional<std::uint64_t> shown_;  // the round that the user got and has not applied
   MutableBuffer bucket_;
+  // A contribution of bucket_ that has not ended.
+  struct Unwritten {
+    std::uint64_t k = 0;
+    std::shared_ptr<Progress> progress;
+  };
+  std::optional<Unwritten> unwritten_;
   Stats stats_;
   std::vector<accumulate::Contribution> lost_;  // to report with the next round
   Error failure_;

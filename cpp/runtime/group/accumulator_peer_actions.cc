@@ -19,14 +19,11 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  if (layout_.bytes == 0) {  // there is nothing to share
-    action.host_keys.clear();
-    action.guests.clear();
-  }
+  if (layout_.bytes == 0) action.host_keys.clear();  // there is nothing to share
   const bool one_host = collective::share_a_host(action.host_keys);
   runner_->enter(now,
                  {action.epoch, std::move(action.instances), std::move(action.names), one_host,
-                  std::move(action.host_keys), std::move(action.guests)},
+                  std::move(action.host_keys), std::move(action.observers)},
                  {.code = ErrorCode::group_changed,
                   .message = "the group changed",
                   .function = scope_,
@@ -97,13 +94,14 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
   spec.divisor = static_cast<double>(action.total);
   spec.shape = {static_cast<std::int64_t>(section.count)};
   spec.contributors = action.contributors;
-  spec.reducers = action.reducers;
   std::vector<Buffer> inputs;
   for (const Buffer& input : action.inputs) {
     inputs.push_back(input.slice(offset, section.bytes()));
   }
   collective::Engine::Options options;
   options.number = action.round * sections + index;
+  options.written = action.written;
+  options.written.offset = offset;
   if (action.shared != 0) {
     options.shared = (action.shared - 1) * sections + index + 1;
     options.output = whole.slice(offset, section.bytes());

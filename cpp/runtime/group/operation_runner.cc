@@ -70,6 +70,12 @@ MutableBuffer OperationRunner::input(std::size_t bytes) {
   }
 }
 
+void OperationRunner::inputs_written() {
+  engine_.inputs_written();
+  carry_out();
+  rpc_->context()->engine().loop().wake();  // for the pipeline, which looks itself
+}
+
 std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const {
   std::vector<std::string> names = engine_.waiting_for(op);  // also on other hosts
   if (!engine_.in_shared_memory(op)) return names;
@@ -99,12 +105,12 @@ void OperationRunner::perform(collective::Engine::Pass& action) {
 }
 
 void OperationRunner::perform(collective::Engine::Sum& action) {
-  if (action.task.bytes() > kInlineBytes) {
+  if (action.work.bytes() > kInlineBytes) {
     const auto submit = [&] { submit_sum(action); };
     if (guard(submit, [this](const Error& error) { no_thread(error); })) return;
   }
-  collective::run(action.task);
-  engine_.summed(action.op, action.run, action.slice);
+  collective::run(action.work);
+  engine_.summed(action.op, action.run, action.id);
 }
 
 // The task runs on this thread, which delays the network.
@@ -119,12 +125,12 @@ void OperationRunner::no_thread(const Error& error) {
 void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
   rpc_->context()->compute().submit([self = shared_from_this(), sum = action] {
     Error error;
-    guard([&] { collective::run(sum.task); }, [&](const Error& why) { error = why; });
+    guard([&] { collective::run(sum.work); }, [&](const Error& why) { error = why; });
     const Engine::Lock lock = self->rpc_->context()->lock();
     if (!self->routed_) return;
     const auto go_on = [&] {
       if (error) throw Exception(error);
-      self->engine_.summed(sum.op, sum.run, sum.slice);
+      self->engine_.summed(sum.op, sum.run, sum.id);
     };
     guard(go_on, [&](const Error& why) { self->end(sum, why); });
     self->carry_out();
@@ -134,7 +140,7 @@ void OperationRunner::submit_sum(const collective::Engine::Sum& action) {
 
 void OperationRunner::end(const collective::Engine::Sum& action, const Error& error) {
   // An operation whose result is being put in its place cannot be cancelled any more.
-  if (action.slice == collective::kResult) return events_.broken(error);
+  if (action.id == collective::kResult) return events_.broken(error);
   engine_.cancel(action.op, error);
 }
 

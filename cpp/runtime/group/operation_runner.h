@@ -48,6 +48,7 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   MutableBuffer input(std::size_t bytes);
   void tick(Time now) { shared_->tick(now); }
   Time next_deadline() const { return shared_->next_deadline(); }
+  void inputs_written();  // see Engine::inputs_written()
   // The others need nothing more from this member's part of the segment for operations that have
   // ended here.
   bool ended_everywhere() const { return shared_->ended_everywhere(); }

@@ -89,7 +89,7 @@ void HostSegment::enter(Time now, const Members& group) {
   const auto found = std::ranges::find(group.instances, rpc_->instance());
   if (found == group.instances.end()) return;
   const auto self = static_cast<std::uint32_t>(found - group.instances.begin());
-  collective::Hosts hosts = collective::hosts_of(group.host_keys, group.guests);
+  collective::Hosts hosts = collective::hosts_of(group.host_keys, group.observers);
   if (group.one_host) hosts = collective::hosts_of(std::vector(group.instances.size(), Uid{1, 1}));
   const auto too_many = [](const auto& ranks) { return ranks.size() > kMaxRanks; };
   const bool shares = group.one_host ? group.instances.size() > 1 : hosts.share_memory();

@@ -1,5 +1,7 @@
 #include "accumulate/ledger.h"
 
+#include <memory>
+
 #include "check.h"
 
 namespace {
@@ -46,6 +48,26 @@ TEST("ledger: a result is kept until it is both applied here and at every member
     CHECK(ledger.find(1) == nullptr);
     CHECK_EQ(ledger.waiting_bytes(), std::size_t{0});
   }
+}
+
+TEST("ledger: a round is written when all its contributions of this member are") {
+  Ledger ledger(kSelf);
+  ledger.reset(0, true);
+  const auto progress = std::make_shared<Progress>();
+  ledger.add(kNow, HeapAllocator().allocate(8), 2, {});
+  ledger.add(kNow, HeapAllocator().allocate(8), 2, {}, 0, progress);
+  ledger.add_record(kNow, record(1, {1, 2}));
+  const Written written = ledger.written(record(1, {1, 2}));
+  CHECK(written.reaches(0) && !written.reaches(1));
+  progress->reach(5);
+  CHECK(written.reaches(5) && !written.reaches(6));
+  CHECK_EQ(ledger.withdraw(2), std::uint64_t{1});
+  CHECK(ledger.withdrew(1));
+  ledger.rewind(0);
+  CHECK(!ledger.withdrew(1));
+  CHECK_EQ(ledger.uncut_batch(), std::int64_t{2});
+  ledger.drop_withdrawn();
+  CHECK(ledger.own().contains(1) && !ledger.own().contains(2));
 }
 
 TEST("ledger: rounds that never were give their contributions back") {

@@ -64,6 +64,7 @@ class Peers {
     }
   }
 
+  // Other views that machines asked for.
   std::size_t demotions() const { return demotions_; }
   std::size_t warnings() const { return warnings_; }
   // Messages that let a member free the snapshot that it holds.
@@ -134,6 +135,23 @@ class Peers {
     for (auto& machine : machines_) machine->view(now_, view_);
     settle();
   }
+  // Another epoch, of which only this peer hears.
+  void enter_alone(std::size_t index) {
+    ++view_.epoch;
+    machines_[index]->view(now_, view_);
+    settle();
+  }
+  // A contribution that is written up to `progress`; returns its number.
+  std::uint64_t contribute_unwritten(std::size_t index, std::shared_ptr<const Progress> progress) {
+    const std::uint64_t k = machines_[index]->offer(now_, HeapAllocator().allocate(kBucketBytes), 1,
+                                                    {}, std::move(progress));
+    settle();
+    return k;
+  }
+  void withdraw(std::size_t index, std::uint64_t k) {
+    machines_[index]->withdraw(now_, k);
+    settle();
+  }
   // What the machine of `from` never said.
   void lie(std::size_t from, std::size_t to, Message message) {
     const Envelope envelope{"g", view_.epoch, std::move(message)};
@@ -141,8 +159,8 @@ class Peers {
                             {wire::encode(envelope), {}});
     settle();
   }
-  // Reductions do not end any more.
-  void hold_reductions() { reduces_ = false; }
+  // Reductions do not end any more, or those that begin from now on do.
+  void hold_reductions(bool held = true) { reduces_ = !held; }
   std::size_t reductions() const { return reductions_; }
   void give_state(const Buffer& bytes) {
     wire::Payload state;
@@ -172,7 +190,7 @@ class Peers {
         (transfer ? transfers_ : mail_).push_back({index, *send});
       } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
         ++reductions_;
-        if (!reduces_) continue;
+        if (!reduces_ || !reduce->written.reaches(kBucketBytes)) continue;
         machines_[index]->reduced(now_, reduce->epoch, reduce->round,
                                   HeapAllocator().allocate(kBucketBytes));
       } else if (const auto* log = std::get_if<Machine::Log>(&action)) {

@@ -1,4 +1,5 @@
 #include <cstring>
+#include <memory>
 #include <variant>
 
 #include "accumulate/peers.h"
@@ -172,6 +173,46 @@ TEST("version: it is set before the group forms; later it is refused, or comes t
   Peers late(2, 9);
   CHECK_EQ(late[0].model_version(), 7U);  // of which FLUSH told the others
   CHECK_EQ(late.warnings(), 1U);
+}
+
+TEST("version: a history does not begin at that of a state that its leader has replaced") {
+  Peers peers(2);
+  peers.users_come();
+  peers.transfer_state(state_bytes());
+  peers.enter_alone(1);  // FLUSH says version 0
+  peers.install(1, peers[1].new_state()->number);
+  Resume resume;
+  resume.leader = Uid{1, 2};
+  resume.fresh = true;
+  resume.members = {{Uid{1, 1}, Standing::stateless, {}, {}},
+                    {Uid{1, 2}, Standing::complete, {}, {}}};
+  peers.lie(0, 1, resume);
+  CHECK_EQ(peers[1].model_version(), 7U);
+  CHECK_EQ(peers.demotions(), 1U);  // it asks for another view
+}
+
+TEST("rounds: a contribution that is withdrawn is in none, and its round begins again") {
+  for (const bool is_cut : {true, false}) {
+    Peers peers(2);
+    peers.share_state(state_bytes());
+    if (!is_cut) peers[0].set_virtual_batch_size(2);
+    peers.hold_reductions();
+    const std::uint64_t k = peers.contribute_unwritten(1, std::make_shared<Progress>());
+    peers.withdraw(1, k);
+    CHECK_EQ(peers.demotions(), is_cut ? 1U : 0U);
+    if (!is_cut) {
+      peers.contribute(0);  // the leader still counts the other one, and cuts
+      CHECK_EQ(peers.demotions(), 1U);
+    }
+    peers.hold_reductions(false);
+    peers.change_epoch();
+    for (const std::size_t i : {0, 1}) peers.contribute(i);
+    const auto round = peers[0].next_result();
+    CHECK(round && round->number() == 8);
+    for (const Contribution& one : round->record.contributions) {
+      CHECK(one.instance != (Uid{1, 2}) || one.k != k);
+    }
+  }
 }
 
 }  // namespace

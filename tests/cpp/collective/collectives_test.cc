@@ -21,7 +21,7 @@ struct Collective {
     for (std::uint32_t rank = 0; rank < members; ++rank) {
       std::vector<float> input(input_bytes(passage, rank) / 4);
       for (std::size_t i = 0; i < input.size(); ++i) {
-        input[i] = 1.0f / static_cast<float>(1 + rank + i % 97);
+        input[i] = static_cast<float>(31 * rank + i % 97);  // exact sums in any order
       }
       inputs.push_back(buffer(input));
       outputs.push_back(HeapAllocator().allocate(output_bytes(passage, rank)));

@@ -1,5 +1,8 @@
 // Collectives of members on several hosts.
 
+#include <algorithm>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "collective/engine.h"
@@ -44,7 +47,7 @@ TEST("members of several hosts get the same bits, small and large, early or late
 
 // As in a round of an accumulator: hosts of three members, of two, and of two without inputs.
 TEST("what only some contribute to crosses the link of each host once each way") {
-  for (const std::uint32_t count : {2'000u, 100'003u, 1'000'000u}) {  // by doubling, by rings
+  for (const std::uint32_t count : {2'000u, 100'003u, 1'000'000u}) {  // by doubling, by trees
     Members members(7, count, {0, 0, 0, 1, 1, 2, 2});
     members.share_memory();
     OpSpec spec = floats(count);
@@ -79,18 +82,85 @@ TEST("what only some contribute to crosses the link of each host once each way")
   }
 }
 
-TEST("slices are refused where hosts exchange portions") {
-  const std::vector<std::byte> slice(25'001 * sizeof(float));
-  for (const bool piece : {true, false}) {
-    Members members(4, 7, {0, 0, 1, 1});
-    const OpSpec spec = floats(100'003);
-    const std::vector<float> ones(100'003, 1.0f);
-    const OpId id = members.start(0, "x", spec, {buffer(ones)});
-    Frame frame{"group", 1, {"x", 0}, Reduced{}};
-    if (piece) frame.content = Piece{spec};
-    members.receive(0, 1, {wire::encode(frame), {buffer(slice)}});
-    CHECK(members.done(0, id) != nullptr);
-    CHECK_EQ(members.done(0, id)->error.code, ErrorCode::error);
+TEST("a piece is refused where members exchange portions") {
+  Members members(4, 7, {0, 0, 1, 1});
+  const OpSpec spec = floats(100'003);
+  const OpId id = members.start(0, "x", spec, {buffer(std::vector<float>(100'003, 1.0f))});
+  const Frame frame{"group", 1, {"x", 0}, Piece{spec}};
+  members.receive(0, 1, {wire::encode(frame), {buffer(std::vector<float>(25'001))}});
+  CHECK(members.done(0, id) != nullptr);
+  CHECK_EQ(members.done(0, id)->error.code, ErrorCode::error);
+}
+
+// As in a round of an accumulator: an observer has no input, and some members have none.
+TEST("over messages, too, observers get the result, and not all members need an input") {
+  for (const std::uint32_t count : {0u, 3u, 100'003u}) {
+    for (const std::size_t hosts : {1, 5}) {
+      std::vector<std::uint64_t> numbers;
+      for (std::uint64_t i = 0; i < 5; ++i) numbers.push_back(i % hosts);
+      Members members(5, count, numbers, {3, 4});
+      OpSpec spec = floats(count);
+      spec.contributors = {0, 2};
+      spec.divisor = 2;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 5; ++i) {
+        std::vector<Buffer> inputs;
+        if (spec.contributes(static_cast<std::uint32_t>(i))) {
+          inputs.push_back(buffer(std::vector<float>(count, 3.0f)));
+        }
+        ids.push_back(members.start(i, "x", spec, std::move(inputs)));
+        if (i == 2) members.settle(count % 50);
+      }
+      members.settle();
+      for (std::size_t i = 0; i < 5; ++i) {
+        const Engine::Done* done = members.done(i, ids[i]);
+        CHECK(done != nullptr && !done->error);
+        CHECK(values_of<float>(done->tensor) == std::vector<float>(count, 3.0f));
+      }
+    }
+  }
+}
+
+// Over messages and through shared memory, with other members' bytes before or after.
+TEST("inputs are read as far as they are written") {
+  for (const std::uint32_t count : {3u, 100'003u, 1'000'000u}) {
+    for (const bool shared : {false, true}) {
+      Members members(4, count, {0, 0, 1, 1});
+      if (shared) members.share_memory();
+      Engine::Options options;
+      if (shared) options.shared = 1;
+      std::vector<MutableBuffer> inputs;
+      std::vector<std::shared_ptr<Progress>> written;
+      std::vector<OpId> ids;
+      for (std::size_t i = 0; i < 4; ++i) {
+        inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+        std::memset(inputs[i].data(), 0x5b, inputs[i].size());
+        written.push_back(std::make_shared<Progress>());
+        options.written.buffers = {written[i]};
+        ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, options));
+        members.settle();
+      }
+      const std::uint64_t sent = members.bytes_between_hosts();
+      CHECK_EQ(sent, std::uint64_t{0});
+      const auto write = [&](std::size_t i, std::uint64_t end) {
+        auto* elements = reinterpret_cast<float*>(inputs[i].data());
+        std::fill(elements, elements + end, 1.0f);
+        written[i]->reach(end * sizeof(float));
+        members.inputs_written(i);
+        members.settle();
+      };
+      for (const std::size_t i : {2, 0, 3, 1}) write(i, count / 2);
+      // All that half of the elements allow has been exchanged.
+      const std::uint64_t half = std::uint64_t{count} * sizeof(float);
+      if (count == 1'000'000) CHECK(members.bytes_between_hosts() > half * 7 / 10);
+      for (std::size_t i = 0; i < 4; ++i) CHECK(members.done(i, ids[i]) == nullptr);
+      for (const std::size_t i : {3, 1, 0, 2}) write(i, count);
+      for (std::size_t i = 0; i < 4; ++i) {
+        const Engine::Done* done = members.done(i, ids[i]);
+        CHECK(done != nullptr && !done->error);
+        CHECK(values_of<float>(done->tensor) == std::vector<float>(count, 4.0f));
+      }
+    }
   }
 }
 
@@ -102,7 +172,6 @@ TEST("guests get the result from the leaders of one host") {
       members.share_memory();
       OpSpec spec = floats(count);
       spec.contributors = {0, 2};
-      spec.reducers = {0, 1, 2};
       Engine::Options shared;
       shared.shared = 1;
       std::vector<OpId> ids;
@@ -234,7 +303,7 @@ TEST("what waits for a member of another host says so, and a cancelled one ends 
 }
 
 TEST("an input of the user is the user's again when the member is done, also between hosts") {
-  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a ring
+  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a tree
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       Members members(2, seed, {0, 1});
       Engine::Options lent;

@@ -40,9 +40,9 @@ class Members {
   // `hosts`: each one's, by number; empty: all are on one.
   explicit Members(std::size_t count, std::uint64_t seed = 1,
                    const std::vector<std::uint64_t>& hosts = {},
-                   std::vector<std::uint32_t> guests = {})
+                   std::vector<std::uint32_t> observers = {})
       : random_(seed) {
-    members_.guests = std::move(guests);
+    members_.observers = std::move(observers);
     for (const std::uint64_t host : hosts) members_.host_keys.push_back({2, host});
     for (std::size_t i = 0; i < count; ++i) {
       members_.instances.push_back({1, i + 1});
@@ -82,6 +82,11 @@ class Members {
     return id;
   }
 
+  void inputs_written(std::size_t i) {
+    engines_[i]->inputs_written();
+    drain(i);
+  }
+
   void cancel(std::size_t i, OpId id, Error error) {
     engines_[i]->cancel(id, std::move(error));
     drain(i);
@@ -97,7 +102,7 @@ class Members {
   void share_memory() {
     const std::vector<Uid> one(engines_.size(), Uid{2, 1});
     const Hosts hosts =
-        hosts_of(members_.host_keys.empty() ? one : members_.host_keys, members_.guests);
+        hosts_of(members_.host_keys.empty() ? one : members_.host_keys, members_.observers);
     pipelines_.clear();
     pipelines_.resize(engines_.size());
     for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
@@ -188,8 +193,8 @@ class Members {
           for (const Buffer& part : send->payload.parts) between_hosts_[i] += leaves * part.size();
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
-        run(sum->task);
-        engines_[i]->summed(sum->op, sum->run, sum->slice);
+        run(sum->work);
+        engines_[i]->summed(sum->op, sum->run, sum->id);
         drain(i);
       } else if (auto* combine = std::get_if<Engine::Combine>(&action)) {
         engines_[i]->combined(combine->op, combine->run, combine_(std::move(combine->payloads)));

@@ -17,8 +17,8 @@ using moolink::collective::chain_ranges;
 using moolink::collective::doubling;
 using moolink::collective::kSmallExchange;
 using moolink::collective::Range;
-using moolink::collective::ring;
 using moolink::collective::Step;
+using moolink::collective::tree;
 
 // Of one host.
 struct Chain {
@@ -27,10 +27,10 @@ struct Chain {
 };
 using Schedule = std::vector<Chain>;
 
-Schedule rings(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) {
+Schedule trees(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) {
   Schedule chains;
   for (const Range& range : chain_ranges(count, 4, hosts)) {
-    chains.push_back({range, ring(hosts, host, static_cast<std::uint32_t>(chains.size()) % hosts)});
+    chains.push_back({range, tree(hosts, host, static_cast<std::uint32_t>(chains.size()) % hosts)});
   }
   return chains;
 }
@@ -166,32 +166,37 @@ void check_schedules(std::uint32_t hosts, std::uint64_t count, Make make) {
   CHECK_EQ(at, count);
 }
 
-TEST("a ring reduces every element once at one host, in any order of delivery") {
+TEST("trees reduce every element once, in any order of delivery") {
   for (std::uint32_t hosts = 1; hosts <= 9; ++hosts) {
     for (const std::uint64_t count : {20000u, 100003u, 1000003u}) {
-      check_schedules(hosts, count, [&](std::uint32_t host) { return rings(count, hosts, host); });
+      check_schedules(hosts, count, [&](std::uint32_t host) { return trees(count, hosts, host); });
     }
   }
+  check_schedules(1000, 1000,
+                  [&](std::uint32_t host) { return Schedule{{{0, 1000}, tree(1000, host, 7)}}; });
 }
 
-TEST("a ring's element is finished by one host only") {
-  for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
-    for (std::uint32_t last = 0; last < hosts; ++last) {
+TEST("a tree's root alone finishes, in at most 2 log2 rounds") {
+  for (std::uint32_t hosts = 2; hosts <= 40; ++hosts) {
+    std::uint32_t rounds = 0;
+    while (1u << rounds < hosts) ++rounds;
+    for (std::uint32_t root = 0; root < hosts; ++root) {
       for (std::uint32_t host = 0; host < hosts; ++host) {
         const auto finishes = [](const Step& step) { return step.kind == Step::Kind::finish; };
-        const std::vector<Step> steps = ring(hosts, host, last);
-        CHECK_EQ(std::count_if(steps.begin(), steps.end(), finishes), host == last ? 1 : 0);
+        const std::vector<Step> steps = tree(hosts, host, root);
+        CHECK_EQ(std::count_if(steps.begin(), steps.end(), finishes), host == root ? 1 : 0);
+        for (const Step& step : steps) CHECK(step.round < 2 * rounds);
       }
     }
   }
 }
 
-TEST("rings send 2 (hosts - 1) / hosts of the bytes from every host") {
+TEST("trees send 2 (hosts - 1) / hosts of the bytes from every host") {
   for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
     const std::uint64_t count = 1 << 20;
     std::vector<Schedule> schedules;
     for (std::uint32_t host = 0; host < hosts; ++host) {
-      schedules.push_back(rings(count, hosts, host));
+      schedules.push_back(trees(count, hosts, host));
     }
     const std::uint64_t chains = schedules[0].size();
     Executor executor(std::move(schedules), 1);
@@ -209,6 +214,14 @@ TEST("recursive doubling evaluates one expression at all hosts, beyond powers of
       return Schedule{{{0, 1000}, doubling(hosts, host)}};
     });
   }
+}
+
+TEST("a host that is in no way between others sends no result on") {
+  using moolink::collective::sends_result;
+  for (const std::uint32_t host : {0u, 1u, 2u, 3u}) CHECK(!sends_result(doubling(4, host)));
+  CHECK(sends_result(doubling(3, 0)) && !sends_result(doubling(3, 1)));
+  CHECK(sends_result(tree(2, 0, 0)) && !sends_result(tree(2, 1, 0)) &&
+        !sends_result(tree(1, 0, 0)));
 }
 
 TEST("recursive doubling takes log2 rounds, and two more for those beyond a power of two") {

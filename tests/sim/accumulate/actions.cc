@@ -89,8 +89,8 @@ void World::perform(Process& process, const Engine::Action& action) {
   } else if (const auto* sum = std::get_if<Engine::Sum>(&action)) {
     // Arithmetic runs on another thread; whatever happens meanwhile, it comes to its end.
     on(index, simulation_.between(Duration(0), milliseconds(1)), [this, index, sum = *sum] {
-      collective::run(sum.task);
-      this->process(index).engine->summed(sum.op, sum.run, sum.slice);
+      collective::run(sum.work);
+      this->process(index).engine->summed(sum.op, sum.run, sum.id);
     });
   } else if (const auto* done = std::get_if<Engine::Done>(&action)) {
     const auto [epoch, round] = process.reductions.at(done->op);
@@ -130,7 +130,8 @@ void World::perform(Process& process, const Machine::Action& action) {
     Error changed;
     changed.code = ErrorCode::group_changed;
     process.engine->set_members(
-        {enter->epoch, enter->instances, enter->names, false, enter->host_keys}, changed);
+        {enter->epoch, enter->instances, enter->names, false, enter->host_keys, enter->observers},
+        changed);
   } else if (const auto* reduction = std::get_if<Machine::Reduce>(&action)) {
     reduce(process, *reduction);
   } else if (const auto* dropped = std::get_if<Machine::Dropped>(&action)) {
@@ -182,9 +183,9 @@ void World::reduce(Process& process, const Machine::Reduce& reduction) {
   spec.dtype = tensor::DType::int64;
   spec.shape = {static_cast<std::int64_t>(setting_.elements)};
   spec.contributors = reduction.contributors;
-  spec.reducers = reduction.reducers;
   Engine::Options options;
   options.number = reduction.round;
+  options.written = reduction.written;
   const auto op = process.engine->start("round", std::move(spec), reduction.inputs, options);
   process.reductions[op] = {reduction.epoch, reduction.round};
 }

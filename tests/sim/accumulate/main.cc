@@ -21,10 +21,11 @@ const std::vector<std::string> kMutants = {
     "cut_overshoots",
     "newcomer_misses_round",
     "accept_old_epoch_cut",
-    "begin_at_an_old_version",  // of the state that the user had before
     "reuse_bucket_before_stable",
     "snapshot_of_wrong_version",
     "counters_twice",
+    "offer_what_was_withdrawn",
+    "provide_what_is_not_written",
     "keep_discarded_rounds",
     "ignore_result_slots",
     "go_without_ready",
@@ -78,7 +79,7 @@ class Life {
     setting.virtual_batch_size = 1 + static_cast<std::int64_t>(random.below(12));
     setting.sizes_differ = random.chance(1, 4);
     setting.parallel_gradients = 1 + static_cast<std::uint32_t>(random.below(3));
-    setting.elements = random.chance(1, 2) ? 16 : 700;
+    setting.elements = random.chance(1, 2) ? 16 : random.chance(9, 10) ? 700 : 9000;
     setting.share_wait = random.chance(1, 2) ? Duration(0) : milliseconds(50);
     setting.slowest = milliseconds(random.chance(1, 2) ? 2 : 15);
     return setting;

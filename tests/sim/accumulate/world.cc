@@ -170,6 +170,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   habits.observer = observer;
   habits.slots = setting_.parallel_gradients + 1;
   habits.parallel_gradients = setting_.parallel_gradients;
+  habits.unwritten_percent = 30;
   peer.learner = std::make_unique<Learner>(registry_, peer.instance, habits, version);
   simulation_.note(peer.name + " starts");
   connect_broker(index, simulation_.between(milliseconds(1), milliseconds(100)));
@@ -370,7 +371,9 @@ void World::user_turn(int index) {
   if (simulation_.now() >= peer.user_away_until) {
     peer.learner->update(simulation_.now(), *peer.machine, simulation_.random, contributing_,
                          calm_);
+    peer.engine->inputs_written();
     if (peer.learner->resynced()) peer.disturbed = true;
+    if (peer.learner->withdrew()) peace_ = false;
   }
   on(index, simulation_.between(milliseconds(5), milliseconds(30)),
      [=, this] { user_turn(index); });

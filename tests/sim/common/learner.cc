@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/message_bytes.h"
 #include "common/program.h"
@@ -18,6 +19,7 @@ Learner::Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t 
 
 void Learner::update(Time now, accumulate::Machine& machine, Random& random, bool contributing,
                      bool calm) {
+  if (unwritten_) return write_on(now, machine, random, calm);
   machine.user_active(now);
   if (const auto version = machine.wants_state()) {
     require(*version == this->version(), "the state of version " + std::to_string(*version) +
@@ -52,6 +54,7 @@ void Learner::update(Time now, accumulate::Machine& machine, Random& random, boo
 void Learner::apply(Time now, accumulate::Machine& machine, const accumulate::Round& round,
                     Random& random) {
   const std::uint64_t number = round.number();
+  check_withdrawn(round.record);
   if (round.result.empty()) {
     require(holding_ == number, "a result without bytes that was not taken");
     node_ = held_node_;
@@ -85,9 +88,44 @@ void Learner::contribute(Time now, accumulate::Machine& machine, Random& random)
   if (random.chance(1, 4)) counters["episodes"] = static_cast<std::int64_t>(random.below(5)) - 2;
   const std::uint64_t k = next_k_++;
   registry_->offered(instance_, k, batch, counters);
-  const Buffer bucket = skip ? Buffer() : registry_->make_bucket(instance_, k);
-  require(machine.offer(now, bucket, batch, counters) == k,
+  Buffer bucket = skip ? Buffer() : registry_->make_bucket(instance_, k);
+  if (!skip && random.below(100) < habits_.unwritten_percent) {
+    const MutableBuffer empty = HeapAllocator().allocate(bucket.size());
+    std::memset(empty.data(), 0x5b, empty.size());
+    unwritten_ = {k, empty, std::exchange(bucket, empty), std::make_shared<Progress>()};
+    ++coverage["unwritten contributions"];
+  }
+  const auto progress = unwritten_ ? unwritten_->progress : nullptr;
+  require(machine.offer(now, bucket, batch, counters, progress) == k,
           "contributions are not numbered in turn");
+}
+
+// Writes some more of it, or gives it up.
+void Learner::write_on(Time now, accumulate::Machine& machine, Random& random, bool calm) {
+  Unwritten& one = *unwritten_;
+  if (!calm && random.chance(1, 50)) {
+    machine.withdraw(now, one.k);
+    withdrawn_.insert(one.k);
+    dropped_.insert(one.k);
+    std::memset(one.bucket.data() + one.progress->bytes(), 0x6b,
+                one.bucket.size() - one.progress->bytes());
+    unwritten_.reset();
+    ++coverage["withdrawn contributions"];
+    return;
+  }
+  const std::uint64_t from = one.progress->bytes();
+  const std::uint64_t bytes =
+      random.chance(1, 2) ? one.bucket.size() - from : random.below(one.bucket.size() - from);
+  std::memcpy(one.bucket.data() + from, one.content.data() + from, bytes);
+  one.progress->reach(from + bytes);
+  if (from + bytes == one.bucket.size()) unwritten_.reset();
+}
+
+void Learner::check_withdrawn(const accumulate::RoundRecord& record) const {
+  for (const accumulate::Contribution& contribution : record.contributions) {
+    require(contribution.instance != instance_ || !withdrawn_.contains(contribution.k),
+            "a round has a contribution that was withdrawn");
+  }
 }
 
 void Learner::dropped(const std::vector<std::uint64_t>& k) { dropped_.insert(k.begin(), k.end()); }

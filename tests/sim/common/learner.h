@@ -4,6 +4,8 @@
 // checks of all that it is given.
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -23,6 +25,7 @@ class Learner {
     std::uint64_t eager_percent = 70;  // contributes when asked
     std::uint64_t slots = 2;           // results that may wait
     std::uint64_t parallel_gradients = 1;
+    std::uint64_t unwritten_percent = 0;  // of buckets are offered before they are written
   };
 
   Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version);
@@ -42,6 +45,7 @@ class Learner {
   std::uint64_t applied() const { return applied_; }
   std::uint64_t installed() const { return installed_; }
   bool resynced() const { return resynced_; }
+  bool withdrew() const { return !withdrawn_.empty(); }
   // Its peer has entered an epoch; its peer knows of a round.
   void entered_epoch() { known_round_ = contributed_ = 0; }
   void knows(std::uint64_t round) { known_round_ = round; }
@@ -53,6 +57,8 @@ class Learner {
   void apply(Time now, accumulate::Machine& machine, const accumulate::Round& round,
              Random& random);
   void contribute(Time now, accumulate::Machine& machine, Random& random);
+  void write_on(Time now, accumulate::Machine& machine, Random& random, bool calm);
+  void check_withdrawn(const accumulate::RoundRecord& record) const;
 
   Registry* registry_;
   Uid instance_;
@@ -66,6 +72,15 @@ class Learner {
   std::uint64_t installed_ = 0;
   std::uint64_t known_round_ = 0;  // the last one cut in this epoch
   std::uint64_t contributed_ = 0;  // contributions in this epoch
+  // An offered bucket that is not all written.
+  struct Unwritten {
+    std::uint64_t k = 0;
+    MutableBuffer bucket;
+    Buffer content;
+    std::shared_ptr<Progress> progress;
+  };
+  std::optional<Unwritten> unwritten_;
+  std::set<std::uint64_t> withdrawn_;
   std::set<std::uint64_t> dropped_;
   std::vector<std::uint64_t> left_nodes_;  // where it stood when a snapshot came
 };

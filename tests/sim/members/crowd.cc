@@ -260,12 +260,12 @@ void Crowd::enter(Process& process, Machine::EnterEpoch& enter) {
   Error changed;
   changed.code = ErrorCode::group_changed;
   process.engine->set_members({enter.epoch, std::move(enter.instances), std::move(enter.names),
-                               false, std::move(enter.host_keys), std::move(enter.guests)},
+                               false, std::move(enter.host_keys), std::move(enter.observers)},
                               changed);
 }
 
 void Crowd::share_memory(Process& process, const Machine::EnterEpoch& enter) {
-  const collective::Hosts hosts = collective::hosts_of(enter.host_keys, enter.guests);
+  const collective::Hosts hosts = collective::hosts_of(enter.host_keys, enter.observers);
   const auto self = static_cast<std::uint32_t>(
       std::ranges::find(enter.instances, process.instance) - enter.instances.begin());
   if (!hosts.share_memory() || hosts.is_guest(self)) return;
@@ -336,8 +336,8 @@ void Crowd::perform(Process& process, Engine::Action& action) {
               target.engine->received(sender, payload);
             });
   } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
-    collective::run(sum->task);
-    process.engine->summed(sum->op, sum->run, sum->slice);
+    collective::run(sum->work);
+    process.engine->summed(sum->op, sum->run, sum->id);
   } else if (auto* pass = std::get_if<Engine::Pass>(&action)) {
     process.pipeline->start(std::move(pass->operation));
   } else if (auto* publish = std::get_if<Engine::Publish>(&action)) {
@@ -384,7 +384,6 @@ void Crowd::reduce(Process& process, Machine::Reduce& reduction) {
   spec.dtype = tensor::DType::int64;
   spec.shape = {static_cast<std::int64_t>(elements_)};
   spec.contributors = std::move(reduction.contributors);
-  spec.reducers = std::move(reduction.reducers);
   Engine::Options options;
   options.number = reduction.round;
   options.shared = reduction.shared;

@@ -6,7 +6,8 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
-      "abandon_in_silence",           // passes rubbish on without saying so
+      "abandon_in_silence",  // passes rubbish on without saying so
+      "put_what_is_not_written",
       "add_everybody",                // also ranks that contribute nothing
       "close_in_silence",             // does not say that what it has lent is its user's again
       "end_what_was_abandoned",       // does not look whether somebody said so

@@ -105,6 +105,7 @@ void SharedPipelineWorld::act(std::uint32_t index) {
   Rank& rank = ranks_[index];
   if (random_.chance(1, 4) && exchange_one()) return;
   if (rank.dead) return;
+  if (!rank.unwritten.empty() && random_.chance(1, 6)) return write_on(index);
   const bool lends = rank.started > rank.ended && !rank.lent[rank.ended].empty();
   if (deaths_ && random_.chance(1, lends ? 100 : 400)) return kill(index);
   if (rank.sleep == Sleep::asleep) {
@@ -135,11 +136,12 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   PipelineOperation operation = operations_[rank.started].specification;
   const std::uint64_t s = operation.s;
   const Passage& passage = operation.passage;
-  MutableBuffer own;  // the last input
+  std::vector<MutableBuffer> inputs;
   for (std::uint64_t number = 0; number < inputs_of(index, s); ++number) {
-    own = buffer_of(input(index, operation, number));
-    operation.inputs.push_back(own);
+    inputs.push_back(buffer_of(input(index, operation, number)));
+    operation.inputs.push_back(inputs.back());
   }
+  const MutableBuffer own = inputs.empty() ? MutableBuffer() : inputs.back();
   const bool single = passage.kind == Kind::all_reduce && operation.inputs.size() == 1;
   if (operation.inputs.size() > 1) ++coverage["several inputs"];
   const bool in_place = single && random_.chance(1, 3);
@@ -152,6 +154,8 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
     rank.given_up.push_back(s);
   }
   operation.output = operation.abandoned ? MutableBuffer() : output;
+  const bool unwritten = passage.kind == Kind::all_reduce && !operation.abandoned && !in_place;
+  if (unwritten && random_.chance(1, 3)) leave_unwritten(rank, operation, inputs);
   const bool lends = single && random_.chance(1, 2);
   if (lends) {
     operation.lent = {s, 0};
@@ -166,6 +170,35 @@ bool SharedPipelineWorld::start_next(std::uint32_t index) {
   ++coverage[collective::kind_name(passage.kind)];
   note(index, "start", s);
   return true;
+}
+
+void SharedPipelineWorld::leave_unwritten(Rank& rank, PipelineOperation& operation,
+                                          const std::vector<MutableBuffer>& inputs) {
+  for (const MutableBuffer& memory : inputs) {
+    if (memory.empty()) continue;
+    const MutableBuffer content = HeapAllocator().allocate(memory.size());
+    std::memcpy(content.data(), memory.data(), memory.size());
+    std::memset(memory.data(), 0x5b, memory.size());
+    rank.unwritten.push_back({operation.s, memory, content, std::make_shared<Progress>()});
+    operation.written.buffers.push_back(rank.unwritten.back().progress);
+    ++coverage["unwritten inputs"];
+  }
+}
+
+// Writes some more of an input, which wakes the rank.
+void SharedPipelineWorld::write_on(std::uint32_t index) {
+  Rank& rank = ranks_[index];
+  const std::size_t chosen = random_.below(rank.unwritten.size());
+  const Unwritten& one = rank.unwritten[chosen];
+  const std::uint64_t from = one.progress->bytes();
+  const std::uint64_t bytes = 1 + random_.below(one.memory.size() - from);
+  std::memcpy(one.memory.data() + from, one.content.data() + from, bytes);
+  one.progress->reach(from + bytes);
+  note(index, "writes more of its input", one.s);
+  if (from + bytes == one.memory.size()) {
+    rank.unwritten.erase(rank.unwritten.begin() + static_cast<std::ptrdiff_t>(chosen));
+  }
+  if (rank.sleep == Sleep::asleep) rank.wake(*rank.pipeline);
 }
 
 void SharedPipelineWorld::step(std::uint32_t index) {
@@ -272,6 +305,7 @@ void SharedPipelineWorld::abandon(std::uint32_t index, std::uint64_t s) {
   Rank& rank = ranks_[index];
   if (s <= rank.ended) return;
   rank.pipeline->abandon(s);
+  std::erase_if(rank.unwritten, [s](const Unwritten& one) { return one.s == s; });
   spoil(index, s);
   rank.given_up.push_back(s);
   operations_[s - 1].abandoned = true;
@@ -398,6 +432,7 @@ bool SharedPipelineWorld::stuck() const {
   if (!exchanged_.empty()) return false;
   for (const Rank& rank : ranks_) {
     if (rank.dead) return false;  // the proof of it wakes the sleepers
+    if (!rank.unwritten.empty()) return false;
     const bool over = rank.ended == operations_.size() && rank.to_ring.empty() &&
                       rank.sleep == Sleep::awake && !rank.pipeline->must_look();
     if (over) continue;

@@ -32,6 +32,14 @@ class SharedPipelineWorld : public SleepersWorld {
     collective::SharedPipeline::Sum sum;
   };
 
+  // An input of a running operation that is still being written.
+  struct Unwritten {
+    std::uint64_t s = 0;
+    MutableBuffer memory;
+    Buffer content;
+    std::shared_ptr<Progress> progress;
+  };
+
   struct Rank : Sleeper {
     std::unique_ptr<collective::SharedPipeline> pipeline;
     std::uint64_t started = 0;
@@ -39,11 +47,15 @@ class SharedPipelineWorld : public SleepersWorld {
     std::vector<MutableBuffer> outputs;   // of each operation
     std::vector<MutableBuffer> lent;      // of each: memory that others may read, or empty
     std::vector<std::uint64_t> given_up;  // by this rank
+    std::vector<Unwritten> unwritten;
   };
 
   void make_operations();
   void act(std::uint32_t index);
   bool start_next(std::uint32_t index);
+  void leave_unwritten(Rank& rank, collective::PipelineOperation& operation,
+                       const std::vector<MutableBuffer>& inputs);
+  void write_on(std::uint32_t index);
   void step(std::uint32_t index);
   void take_ended(std::uint32_t index, bool woken);
   void abandon_one(std::uint32_t index);

@@ -208,8 +208,8 @@ void Process::perform(Engine::Action& action) {
   } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
     // Arithmetic runs on another thread; whatever happens meanwhile, it comes to its end.
     later(world_->simulation.between(Duration(0), milliseconds(1)), [this, sum = *sum] {
-      collective::run(sum.task);
-      engine_->summed(sum.op, sum.run, sum.slice);
+      collective::run(sum.work);
+      engine_->summed(sum.op, sum.run, sum.id);
     });
   } else if (auto* done = std::get_if<Engine::Done>(&action)) {
     reduced(*done);
@@ -277,8 +277,9 @@ void Process::enter(const Machine::EnterEpoch& enter) {
   }
   Error changed;
   changed.code = ErrorCode::group_changed;
-  engine_->set_members({enter.epoch, enter.instances, enter.names, false, enter.host_keys},
-                       changed);
+  engine_->set_members(
+      {enter.epoch, enter.instances, enter.names, false, enter.host_keys, enter.observers},
+      changed);
 }
 
 void Process::reduce(Machine::Reduce& reduction) {
@@ -294,7 +295,6 @@ void Process::reduce(Machine::Reduce& reduction) {
   spec.dtype = tensor::DType::int64;
   spec.shape = {static_cast<std::int64_t>(world_->scenario.elements)};
   spec.contributors = std::move(reduction.contributors);
-  spec.reducers = std::move(reduction.reducers);
   Engine::Options options;
   options.number = reduction.round;
   const auto op =

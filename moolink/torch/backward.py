@@ -1,0 +1,138 @@
+"""Gradients that travel while ``backward()`` still computes others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from moolink.accumulate import training_steps
+from moolink.accumulate.buckets import Section
+from moolink.accumulate.checks import checked_batch_size, checked_counters
+from moolink.torch.tensors import zero_all
+
+if TYPE_CHECKING:
+    from moolink.torch.accumulator import Accumulator
+
+_LEAST_TOLD = 512 << 10  # bytes that are worth a call into the core: a chunk of the reduction
+
+
+class BackwardGather:
+    """Fills the bucket of one contribution, each gradient as soon as ``backward()`` has it.
+
+    The bucket begins with the last parameter, whose gradient is the first to be complete. The other
+    members read as much of its beginning as is filled.
+    """
+
+    def __init__(self, accumulator: Accumulator, batch_size: int) -> None:
+        self._accumulator = accumulator
+        self._batch_size = batch_size
+        self._places: list[tuple[Section, tuple[int, int, int]]] = [
+            (section, place) for section in accumulator._sections for place in section.places
+        ]
+        self._filled = [False] * len(self._places)
+        self._next = 0  # the first place that is not filled
+        self._told = 0  # bytes
+
+    def watch(self, hooks: contextlib.ExitStack) -> None:
+        """Has autograd call this object for each parameter, until the stack is closed."""
+        for number, (_, (index, _, _)) in enumerate(self._places):
+            parameter = self._accumulator._parameters[index]
+            if parameter.requires_grad:
+                hook = partial(self._complete, number)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                hooks.callback(handle.remove)
+
+    def _complete(self, number: int, parameter: torch.Tensor) -> None:
+        if self._filled[number]:
+            raise RuntimeError(
+                "a second backward() in reduce_during_backward(): the gradients of the first are "
+                "with the other members already. Add the losses and call backward() once, or call "
+                "it for all but the last before the block"
+            )
+        gradient = parameter.grad
+        if gradient is None or gradient.is_cuda or gradient.layout is not torch.strided:
+            return  # finish() waits for a device once, and the accumulator refuses the others
+        section, place = self._places[number]
+        self._accumulator._gather_places(section, [place], self._batch_size, clear=False)
+        self._filled[number] = True
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._next < len(self._places) and self._filled[self._next]:
+            self._next += 1
+        if self._next == 0:
+            return
+        section, (_, count, offset) = self._places[self._next - 1]
+        written = offset + count * section.itemsize
+        if self._told + _LEAST_TOLD <= written < self._accumulator._sections[-1].end:
+            self._accumulator._core.written(written)
+            self._told = written
+
+    def any_filled(self) -> bool:
+        return any(self._filled)
+
+    def finish(self) -> None:
+        """Fills the rest, from the gradients as they are, and ends the contribution."""
+        for section in self._accumulator._sections:
+            rest = [
+                place
+                for (its_section, place), filled in zip(self._places, self._filled, strict=True)
+                if its_section is section and not filled
+            ]
+            if rest:
+                self._accumulator._gather_places(section, rest, self._batch_size, clear=False)
+        self._accumulator._core.written(self._accumulator._sections[-1].end)
+
+
+@contextlib.contextmanager
+def reduce_during_backward(
+    accumulator: Accumulator, batch_size: int, counters: Mapping[str, int] | None
+) -> Iterator[None]:
+    """See :meth:`moolink.torch.Accumulator.reduce_during_backward`."""
+    batch_size, sums = checked_batch_size(batch_size), checked_counters(counters)
+    accumulator._require_wanted("reduce_during_backward")
+    accumulator._validate()
+    gather = BackwardGather(accumulator, batch_size)
+    accumulator._core.offer_unwritten(batch_size, sums)
+    accumulator._in_backward = True
+    try:
+        with contextlib.ExitStack() as hooks:
+            gather.watch(hooks)
+            yield
+        accumulator._validate()
+        if not gather.any_filled():
+            accumulator._warn_without_gradients()
+        gather.finish()
+    except BaseException:
+        accumulator._core.withdraw()
+        raise
+    finally:
+        accumulator._in_backward = False
+        accumulator._drop_views()  # the other members read the bucket
+        zero_all([p.grad for p in accumulator._reduced if p.grad is not None])
+        accumulator._ends_left = accumulator._ends_gradients()
+
+
+class TrainingStep(training_steps.TrainingStep):
+    """One turn; see :class:`moolink.accumulate.training_steps.TrainingStep`."""
+
+    _accumulator: Accumulator
+
+    @contextlib.contextmanager
+    def reduce_during_backward(
+        self, batch_size: int, counters: Mapping[str, int] | None = None
+    ) -> Iterator[None]:
+        """Contributes the gradients that ``backward()`` computes in the block, each as soon as it
+        is there, once a turn; as the accumulator's
+        :meth:`~moolink.torch.Accumulator.reduce_during_backward`."""
+        with contextlib.ExitStack() as block:
+            self._reduce_once(
+                lambda: block.enter_context(
+                    self._accumulator.reduce_during_backward(batch_size, counters)
+                )
+            )
+            yield
