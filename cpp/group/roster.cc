@@ -21,6 +21,11 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   if (const auto it = peers_.find(from); it != peers_.end() && it->second.gone) {
     decide(timing);  // it comes back: first remove it
   }
+  // A peer counts once for each peer that it suspects, and never for itself.
+  std::set<Uid> suspected{from};
+  std::erase_if(announce.suspected, [&](const Suspicion& suspicion) {
+    return !suspected.insert(suspicion.instance).second;
+  });
   hear_again(timing);
   if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
     floor_ = std::max({floor_, announce.floor, announce.epoch});
@@ -80,7 +85,7 @@ void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote&
   }
   // The last holder keeps its state, because no other member could give it one. But a new epoch
   // begins: the leader that asked waits for something that, in this one, may never come.
-  if (last_holder(timing, demote.instance)) {
+  if (last_holder(timing, heard(timing), peers_.at(demote.instance))) {
     repair_ = true;
   } else {
     peers_.at(demote.instance).demote = true;
@@ -101,8 +106,9 @@ void Roster::decide(const Timing& timing) {
       });
   find_gaps();
   find_replaced(timing);
-  if (timing.armed) find_silent(timing);
-  find_suspected(timing);
+  Heard heard = this->heard(timing);
+  if (timing.armed) find_silent(timing, heard);
+  find_suspected(timing, heard);
   const auto hard = hard_cause();
   if (!hard && timing.now < soft_at_) return;
   const std::vector<Uid> joined = joiners(timing);

@@ -66,6 +66,23 @@ class Roster {
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
   };
+  // The suspicions of one peer that count.
+  struct Reports {
+    std::size_t count = 0;
+    std::size_t dead = 0;         // of them, proofs of death
+    const Peer* first = nullptr;  // a reporter, until one is evicted
+  };
+  struct Suspect {
+    const MemberInfo* member;
+    Peer* peer;
+    const Reports* reports;
+  };
+  // What one decision derives from the members that this broker hears. evict() keeps it true.
+  struct Heard {
+    std::size_t reporting = 0;  // members whose suspicions count
+    std::size_t holders = 0;    // of the state
+    std::map<Uid, Reports> reports;
+  };
 
   void hear_again(const Timing& timing);
   bool changed(const Announce& before, const Announce& after) const;
@@ -95,16 +112,19 @@ class Roster {
   bool may_hold_state(const Peer& peer) const {
     return holds_state(peer) || (peer.unheard && peer.last.self.role != Role::observer);
   }
-  bool last_holder(const Timing& timing, const Uid& instance) const;
+  static bool reporting(bool reachable, const MemberInfo& member);
+  Heard heard(const Timing& timing) const;
+  bool last_holder(const Timing& timing, const Heard& heard, const Peer& peer) const;
+  static bool condemned(const Heard& heard, const Reports& reports, bool is_reporting);
+  void evict(const Timing& timing, Heard& heard, const MemberInfo& member, Cause cause);
   void find_gaps();
   void find_replaced(const Timing& timing);
-  void find_silent(const Timing& timing);
-  void find_suspected(const Timing& timing);
-  std::optional<Uid> worst_suspected(const Timing& timing);
-  std::set<Uid> suspected_members() const;
-  std::vector<const Peer*> condemning(const Timing& timing, const Uid& instance, bool* dead) const;
+  void find_silent(const Timing& timing, const Heard& heard);
+  void find_suspected(const Timing& timing, Heard& heard);
+  const Suspect* worst_of(const Timing& timing, const Heard& heard,
+                          const std::vector<Suspect>& suspects) const;
   std::vector<Uid> joiners(const Timing& timing);
-  bool admissible(const Timing& timing, const Uid& instance, Peer& peer);
+  bool admissible(const Timing& timing, const Heard& heard, const Uid& instance, Peer& peer);
   void refuse(const Timing& timing, const Uid& instance, Peer& peer, std::string reason);
 
   // roster.cc: making views

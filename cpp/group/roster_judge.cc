@@ -23,13 +23,47 @@ bool Roster::holds_state(const Peer& peer) const {
          last.epoch >= peer.since;
 }
 
-bool Roster::last_holder(const Timing& timing, const Uid& instance) const {
-  if (mutant("evict_last_holder")) return false;
-  if (!may_hold_state(peers_.at(instance))) return false;
-  return std::ranges::none_of(view_.members, [&](const MemberInfo& member) {
+Roster::Heard Roster::heard(const Timing& timing) const {
+  Heard heard;
+  for (const MemberInfo& member : view_.members) {
     const Peer& peer = peers_.at(member.instance);
-    return member.instance != instance && holds_state(peer) && reachable(timing, peer);
-  });
+    const bool reachable = this->reachable(timing, peer);
+    heard.holders += reachable && holds_state(peer) ? 1 : 0;
+    if (!reporting(reachable, member)) continue;
+    ++heard.reporting;
+    for (const Suspicion& suspicion : peer.last.suspected) {
+      if (!peers_.contains(suspicion.instance)) continue;
+      Reports& reports = heard.reports[suspicion.instance];
+      if (reports.count++ == 0) reports.first = &peer;
+      reports.dead += suspicion.dead ? 1 : 0;
+    }
+  }
+  return heard;
+}
+
+bool Roster::reporting(bool reachable, const MemberInfo& member) {
+  return member.role != Role::observer && (reachable || mutant("evict_both_reporters"));
+}
+
+bool Roster::last_holder(const Timing& timing, const Heard& heard, const Peer& peer) const {
+  if (mutant("evict_last_holder")) return false;
+  const bool counted = holds_state(peer) && reachable(timing, peer);
+  return may_hold_state(peer) && heard.holders == (counted ? 1 : 0);
+}
+
+void Roster::evict(const Timing& timing, Heard& heard, const MemberInfo& member, Cause cause) {
+  Peer& peer = peers_.at(member.instance);
+  const bool was_reachable = reachable(timing, peer);
+  peer.gone = cause;
+  if (was_reachable && holds_state(peer)) --heard.holders;
+  if (!reporting(was_reachable, member) || reporting(false, member)) return;
+  --heard.reporting;
+  for (const Suspicion& suspicion : peer.last.suspected) {
+    const auto it = heard.reports.find(suspicion.instance);
+    if (it == heard.reports.end()) continue;
+    --it->second.count;
+    it->second.dead -= suspicion.dead ? 1 : 0;
+  }
 }
 
 // Two members of the view have lost a session, and with it messages of this epoch.
@@ -58,7 +92,7 @@ void Roster::find_replaced(const Timing& timing) {
 
 // When no peer at all is heard, this broker is probably cut off. The last holders of the state get
 // more time: without them the group would begin from nothing.
-void Roster::find_silent(const Timing& timing) {
+void Roster::find_silent(const Timing& timing, const Heard& heard) {
   const Duration unheard = timing.now - last_event_;
   const bool cut_off = unheard >= config_.suspect_after && unheard < config_.abandon_after;
   if (cut_off && !mutant("blame_others_for_own_silence")) return;
@@ -66,89 +100,68 @@ void Roster::find_silent(const Timing& timing) {
     Peer& peer = peers_.at(member.instance);
     if (peer.gone || reachable(timing, peer)) continue;
     const bool spared =
-        last_holder(timing, member.instance) && timing.now - peer.heard < config_.abandon_after;
+        last_holder(timing, heard, peer) && timing.now - peer.heard < config_.abandon_after;
     if (!spared) peer.gone = Cause::silent;
   }
 }
 
-// The members that suspect `instance`, if they suffice: one with a proof of death, or half of the
-// others for silence. Otherwise none. Silent members do not count.
-std::vector<const Roster::Peer*> Roster::condemning(const Timing& timing, const Uid& instance,
-                                                    bool* dead) const {
-  std::vector<const Peer*> reporters;
-  std::size_t others = 0;
-  *dead = false;
-  for (const MemberInfo& member : view_.members) {
-    const Peer& peer = peers_.at(member.instance);
-    if (member.instance == instance || member.role == Role::observer) continue;
-    if (!reachable(timing, peer) && !mutant("evict_both_reporters")) continue;
-    ++others;
-    const auto it = std::ranges::find(peer.last.suspected, instance, &Suspicion::instance);
-    if (it == peer.last.suspected.end()) continue;
-    *dead = *dead || it->dead;
-    reporters.push_back(&peer);
-  }
-  if (!*dead && 2 * reporters.size() < others) reporters.clear();
-  return reporters;
+// One proof of death suffices; for silence, half of the others. Silent members do not count.
+bool Roster::condemned(const Heard& heard, const Reports& reports, bool is_reporting) {
+  const std::size_t others = heard.reporting - (is_reporting ? 1 : 0);
+  return reports.dead > 0 || (reports.count > 0 && 2 * reports.count >= others);
 }
 
 // The suspected member whose eviction explains most suspicions: of two members that suspect each
 // other only one is evicted, not merely the one reported first. A proven death comes first and a
 // holder of the state last; then the number of reporters and the higher rank decide.
-std::optional<Uid> Roster::worst_suspected(const Timing& timing) {
-  std::optional<Uid> worst;
+const Roster::Suspect* Roster::worst_of(const Timing& timing, const Heard& heard,
+                                        const std::vector<Suspect>& suspects) const {
+  const Suspect* worst = nullptr;
   std::tuple<bool, bool, std::size_t> worst_key;
   bool due = false;
-  const std::set<Uid> suspected = suspected_members();
-  for (const MemberInfo& member : view_.members) {
-    Peer& peer = peers_.at(member.instance);
-    if (peer.gone || (!suspected.contains(member.instance) && !peer.suspected_at)) continue;
-    bool dead = false;
-    const auto reporters = condemning(timing, member.instance, &dead);
-    if (reporters.empty()) {
-      peer.suspected_at.reset();
+  for (const Suspect& suspect : suspects) {
+    const auto& [member, peer, reports] = suspect;
+    if (peer->gone) continue;
+    if (!condemned(heard, *reports, reporting(reachable(timing, *peer), *member))) {
+      peer->suspected_at.reset();
       continue;
     }
-    if (!peer.suspected_at) peer.suspected_at = timing.now;
-    if (!dead && last_holder(timing, member.instance)) continue;
-    due = due || dead || timing.now - *peer.suspected_at >= config_.suspected_for;
-    const std::tuple key(dead, !holds_state(peer), reporters.size());
-    if (!worst || key >= worst_key) {
-      worst = member.instance;
+    if (!peer->suspected_at) peer->suspected_at = timing.now;
+    const bool dead = reports->dead > 0;
+    if (!dead && last_holder(timing, heard, *peer)) continue;
+    due = due || dead || timing.now - *peer->suspected_at >= config_.suspected_for;
+    const std::tuple key(dead, !holds_state(*peer), reports->count);
+    if (worst == nullptr || key >= worst_key) {
+      worst = &suspect;
       worst_key = key;
     }
   }
-  return due ? worst : std::nullopt;
+  return due ? worst : nullptr;
 }
 
-std::set<Uid> Roster::suspected_members() const {
-  std::set<Uid> suspected;
+void Roster::find_suspected(const Timing& timing, Heard& heard) {
+  std::vector<Suspect> suspects;
   for (const MemberInfo& member : view_.members) {
-    for (const Suspicion& suspicion : peers_.at(member.instance).last.suspected) {
-      if (in_view(suspicion.instance)) suspected.insert(suspicion.instance);
-    }
+    Peer& peer = peers_.at(member.instance);
+    if (!peer.suspected_at && !heard.reports.contains(member.instance)) continue;
+    suspects.push_back({&member, &peer, &heard.reports[member.instance]});
   }
-  return suspected;
-}
-
-void Roster::find_suspected(const Timing& timing) {
-  while (const auto worst = worst_suspected(timing)) {
-    bool dead = false;
-    condemning(timing, *worst, &dead);
-    peers_.at(*worst).gone = dead ? Cause::died : Cause::silent;
+  while (const Suspect* worst = worst_of(timing, heard, suspects)) {
+    evict(timing, heard, *worst->member, worst->reports->dead > 0 ? Cause::died : Cause::silent);
   }
 }
 
 std::vector<Uid> Roster::joiners(const Timing& timing) {
+  const Heard heard = this->heard(timing);
   std::vector<Uid> joined;
   for (auto& [instance, peer] : peers_) {
     if (peer.last.epoch != 0 || peer.gone || in_view(instance)) continue;
-    if (admissible(timing, instance, peer)) joined.push_back(instance);
+    if (admissible(timing, heard, instance, peer)) joined.push_back(instance);
   }
   return joined;
 }
 
-bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
+bool Roster::admissible(const Timing& timing, const Heard& heard, const Uid& instance, Peer& peer) {
   const std::string& name = peer.last.self.name;
   for (const auto& [other, holder] : peers_) {
     if (other == instance || holder.gone || holder.last.self.name != name) continue;
@@ -164,13 +177,12 @@ bool Roster::admissible(const Timing& timing, const Uid& instance, Peer& peer) {
     refuse(timing, instance, peer, "this peer cannot reach member '" + member->name + "'");
     return false;
   }
-  bool dead = false;
-  const auto reporters = condemning(timing, instance, &dead);
-  if (reporters.empty()) return true;
+  const auto reports = heard.reports.find(instance);
+  if (reports == heard.reports.end() || !condemned(heard, reports->second, false)) return true;
   refuse(timing, instance, peer,
-         "peer '" + reporters.front()->last.self.name + "' cannot reach this peer (suspected by " +
-             std::to_string(reporters.size()) + " of " + std::to_string(view_.participants()) +
-             " members)");
+         "peer '" + reports->second.first->last.self.name +
+             "' cannot reach this peer (suspected by " + std::to_string(reports->second.count) +
+             " of " + std::to_string(view_.participants()) + " members)");
   return false;
 }
 

@@ -15,6 +15,7 @@ from tests.waiting import PROCESS_LIMIT
 
 MEMBERS = 200
 ROUNDS = 5
+DEATHS = 20  # at once
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,8 @@ def report(simulator: Callable[[str], Path]) -> Callable[[int], dict[str, Any]]:
 
     def run(elements: int) -> dict[str, Any]:
         program = str(simulator("members"))
-        arguments = ["--members", MEMBERS, "--rounds", ROUNDS, "--elements", elements]
+        arguments = ["--members", MEMBERS, "--deaths", DEATHS]
+        arguments += ["--rounds", ROUNDS, "--elements", elements]
         done = subprocess.run(
             [program, *map(str, arguments)],
             capture_output=True,
@@ -53,6 +55,7 @@ def test_messages_of_a_member_do_not_grow_with_the_group(
     # The broker tells each member of a view once, and is told every 250 ms that it lives.
     assert costs["death"]["broker_sent"] <= MEMBERS
     assert costs["join"]["broker_sent"] <= MEMBERS + 1
+    assert costs["deaths"]["broker_sent"] <= MEMBERS  # one view for all
     assert costs["idle_second"]["messages"] <= 4
     assert costs["idle_second"]["broker_sent"] == 0
 

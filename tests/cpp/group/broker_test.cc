@@ -95,6 +95,26 @@ TEST("a peer that knows of a member's death joins in the view that leaves the me
   CHECK(broker.view("g")->find(Uid{3, 3}) != nullptr);
 }
 
+TEST("a member counts once for each member that it suspects, and never for itself") {
+  Founded broker(5);
+  const auto suspects = [&](std::uint64_t from, std::vector<Suspicion> suspected) {
+    Announce announce = asks_to_join(from);
+    announce.epoch = announce.floor = broker.view("g")->epoch;
+    announce.lineage = broker.view("g")->lineage;
+    announce.suspected = std::move(suspected);
+    hear(broker, from, announce);
+  };
+  const Suspicion silent{Uid{5, 5}, false};
+  suspects(1, {silent, silent, silent});
+  suspects(5, {silent, silent});
+  Time now = kNow;
+  for (; now < kNow + milliseconds(700); now += milliseconds(50)) broker.tick(now);
+  CHECK_EQ(broker.view("g")->members.size(), 5u);
+  suspects(2, {silent});
+  for (; now < kNow + milliseconds(1500); now += milliseconds(50)) broker.tick(now);
+  CHECK_EQ(broker.view("g")->members.size(), 4u);
+}
+
 TEST("a broker takes so many groups and no more, and says so to who asks") {
   BrokerConfig config = first_broker();
   config.most_groups = 3;

@@ -135,15 +135,32 @@ Cost Crowd::idle(Duration duration) {
   return measure([&] { return simulation_.now() >= until; });
 }
 
-// Of somebody who is neither the first nor the leader.
-Cost Crowd::death() {
+// A member that is neither the first nor the leader.
+Crowd::Process& Crowd::kill() {
   Process& victim = **std::find_if(peers_.rbegin(), peers_.rend(), [](const auto& peer) {
     return peer->alive && !peer->machine->is_leader() && peer->engine->rank() != 0;
   });
-  on(broker_, milliseconds(1), [this, instance = victim.instance] {
+  victim.alive = false;
+  return victim;
+}
+
+Cost Crowd::death() {
+  on(broker_, milliseconds(1), [this, instance = kill().instance] {
     broker_.broker->peer_down(simulation_.now(), instance, group::Down::dead);
   });
-  victim.alive = false;
+  return measure([this] { return in_one_epoch(); });
+}
+
+Cost Crowd::deaths(int count) {
+  std::vector<Uid> victims;
+  while (static_cast<int>(victims.size()) < count) victims.push_back(kill().instance);
+  for (const auto& peer : peers_) {
+    on(*peer, milliseconds(1), [this, &member = *peer->member, victims] {
+      for (const Uid& victim : victims) {
+        member.peer_down(simulation_.now(), victim, group::Down::dead);
+      }
+    });
+  }
   return measure([this] { return in_one_epoch(); });
 }
 

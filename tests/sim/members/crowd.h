@@ -42,6 +42,8 @@ class Crowd {
   Cost rounds(int count);
   Cost idle(Duration duration);
   Cost death();
+  // `count` members die at once, and every survivor reports all of them to the broker.
+  Cost deaths(int count);
   Cost join();
   int members() const { return static_cast<int>(peers_.size()); }
 
@@ -64,6 +66,7 @@ class Crowd {
   };
 
   void add_peer();
+  Process& kill();
   Cost measure(const std::function<bool()>& done);
   void on(Process& process, Duration delay, std::function<void()> action);
   void deliver(Process& from, const Uid& to, const char* service, std::size_t bytes,

@@ -1,7 +1,8 @@
 // What a group of many members costs:
-//   sim_members [--members N] [--elements N] [--rounds N] [--seeds N]
+//   sim_members [--members N] [--elements N] [--rounds N] [--deaths N] [--seeds N]
 // prints one line of JSON; exits with 1 if the group does not get on, with 2 on wrong usage.
-// `elements` are of 8 bytes. Messages and bytes are per member, CPU is in seconds.
+// `elements` are of 8 bytes, `deaths` happen at once. Messages and bytes are per member, CPU is in
+// seconds.
 
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@ struct Options {
   int members = 50;
   int elements = 16;
   int rounds = 5;
+  int deaths = 5;
   int seeds = 0;
 };
 
@@ -27,12 +29,14 @@ bool parse(int argc, char** argv, Options& options) {
     int* value = flag == "--members"    ? &options.members
                  : flag == "--elements" ? &options.elements
                  : flag == "--rounds"   ? &options.rounds
+                 : flag == "--deaths"   ? &options.deaths
                  : flag == "--seeds"    ? &options.seeds
                                         : nullptr;
     if (value == nullptr) return false;
     *value = std::atoi(argv[i + 1]);
   }
-  return argc % 2 == 1 && options.members > 2 && options.elements > 0 && options.rounds > 0;
+  return argc % 2 == 1 && options.members > 2 && options.elements > 0 && options.rounds > 0 &&
+         options.deaths > 0 && options.deaths + 3 <= options.members;
 }
 
 std::string text(const char* name, const Cost& cost, int members, int times = 1) {
@@ -70,6 +74,8 @@ void run(const Options& options) {
   result += ", " + text("death", crowd.death(), n);
   crowd.idle(milliseconds(500));
   result += ", " + text("join", crowd.join(), n);
+  crowd.idle(milliseconds(500));
+  result += ", " + text("deaths", crowd.deaths(options.deaths), n);
   std::printf("%s}\n", result.c_str());
 }
 
@@ -79,7 +85,8 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   moolink::sim::Options options;
   if (!moolink::sim::parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: %s [--members N] [--elements N] [--rounds N] [--seeds N]\n",
+    std::fprintf(stderr,
+                 "usage: %s [--members N] [--elements N] [--rounds N] [--deaths N] [--seeds N]\n",
                  argv[0]);
     return 2;
   }
