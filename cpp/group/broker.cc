@@ -76,7 +76,7 @@ void Broker::received(Time now, const Uid& from, std::span<const std::byte> byte
   } else if (it == rosters_.end()) {
     return;
   } else if (const auto* demote = std::get_if<Demote>(&message.body)) {
-    it->second->demotion_asked(timing(now), from, *demote);
+    it->second->demotion_asked(from, *demote);
   } else if (std::holds_alternative<Leave>(message.body)) {
     it->second->left(from);
   }

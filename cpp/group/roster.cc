@@ -79,17 +79,11 @@ void Roster::lost(const Uid& instance, Cause cause) {
   news_ = true;
 }
 
-void Roster::demotion_asked(const Timing& timing, const Uid& from, const Demote& demote) {
+void Roster::demotion_asked(const Uid& from, const Demote& demote) {
   if (!formed_ || demote.epoch != view_.epoch || !in_view(from) || !in_view(demote.instance)) {
     return;
   }
-  // The last holder keeps its state, because no other member could give it one. But a new epoch
-  // begins: the leader that asked waits for something that, in this one, may never come.
-  if (last_holder(timing, heard(timing), peers_.at(demote.instance))) {
-    repair_ = true;
-  } else {
-    peers_.at(demote.instance).demote = true;
-  }
+  peers_.at(demote.instance).demotion_asked = true;
   news_ = true;
 }
 
@@ -109,6 +103,7 @@ void Roster::decide(const Timing& timing) {
   Heard heard = this->heard(timing);
   if (timing.armed) find_silent(timing, heard);
   find_suspected(timing, heard);
+  find_demoted(timing, heard);
   const auto hard = hard_cause();
   if (!hard && timing.now < soft_at_) return;
   const std::vector<Uid> joined = joiners(timing);

@@ -38,7 +38,7 @@ class Roster {
 
   void announced(const Timing& timing, const Uid& from, Announce announce);
   void left(const Uid& from) { lost(from, Cause::left); }
-  void demotion_asked(const Timing& timing, const Uid& from, const Demote& demote);
+  void demotion_asked(const Uid& from, const Demote& demote);
   void peer_dead(const Uid& instance, Down how) {
     lost(instance, how == Down::closed ? Cause::left : Cause::died);
   }
@@ -62,7 +62,8 @@ class Roster {
     std::optional<Cause> gone;         // to be left out of the next view
     bool unheard = false;              // known only from another peer's view: `last` is a guess
     std::optional<Time> suspected_at;  // enough members suspect it of silence since then
-    bool demote = false;               // to be a newcomer in the next view
+    bool demotion_asked = false;
+    bool demote = false;  // to be a newcomer in the next view
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
   };
@@ -121,6 +122,7 @@ class Roster {
   void find_replaced(const Timing& timing);
   void find_silent(const Timing& timing, const Heard& heard);
   void find_suspected(const Timing& timing, Heard& heard);
+  void find_demoted(const Timing& timing, Heard& heard);
   const Suspect* worst_of(const Timing& timing, const Heard& heard,
                           const std::vector<Suspect>& suspects) const;
   std::vector<Uid> joiners(const Timing& timing);

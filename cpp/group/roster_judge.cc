@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "base/mutant.h"
 #include "group/roster.h"
@@ -148,6 +149,22 @@ void Roster::find_suspected(const Timing& timing, Heard& heard) {
   }
   while (const Suspect* worst = worst_of(timing, heard, suspects)) {
     evict(timing, heard, *worst->member, worst->reports->dead > 0 ? Cause::died : Cause::silent);
+  }
+}
+
+// The last holder keeps its state, because no other member could give it one; the leader that asked
+// may have died since. But a new epoch begins: the leader waits for something that, in this one,
+// may never come.
+void Roster::find_demoted(const Timing& timing, Heard& heard) {
+  for (const MemberInfo& member : view_.members) {
+    Peer& peer = peers_.at(member.instance);
+    if (!std::exchange(peer.demotion_asked, false) || peer.gone) continue;
+    if (last_holder(timing, heard, peer)) {
+      repair_ = true;
+      continue;
+    }
+    if (holds_state(peer) && reachable(timing, peer)) --heard.holders;
+    peer.demote = true;
   }
 }
 

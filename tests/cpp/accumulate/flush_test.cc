@@ -97,6 +97,19 @@ TEST("flush: the old leader stays; else who applied most, then the lowest rank")
         uid(1));
 }
 
+TEST("flush: a demotion that a leader asked for is void without that leader") {
+  Flush led = complete(10, 10);
+  led.led = true;
+  led.demote = {uid(2)};
+  const auto standing = [&](std::vector<std::uint64_t> members) {
+    const Resume resume =
+        decide(view_of(members), {{uid(1), led}, {uid(2), complete(10, 9)}}).resume;
+    return resume.members.back().standing;
+  };
+  CHECK(standing({1, 2}) == Standing::stateless);
+  CHECK(standing({2}) == Standing::complete);
+}
+
 TEST("flush: where nobody has the state the greatest model version begins the history") {
   Flush a;
   Flush b;

@@ -43,13 +43,23 @@ BrokerConfig first_broker() {
 
 // A broker whose group of peers 1 .. `peers` was founded 10 ms ago.
 struct Founded : Broker {
-  explicit Founded(std::uint64_t peers) : Broker(first_broker(), 1, kNow - seconds(1)) {
+  explicit Founded(std::uint64_t peers, bool stateful = false)
+      : Broker(first_broker(), 1, kNow - seconds(1)) {
     for (std::uint64_t id = 1; id <= peers; ++id) {
-      const Message asks{"g", asks_to_join(id)};
-      received(kNow - seconds(1), Uid{id, id}, wire::encode(asks).span());
+      Announce asks = asks_to_join(id);
+      asks.stateful = stateful;
+      received(kNow - seconds(1), Uid{id, id}, wire::encode(Message{"g", asks}).span());
     }
     tick(kNow - milliseconds(10));
     drain();
+  }
+
+  // Of a member of the newest view.
+  Announce announcement(std::uint64_t id) const {
+    Announce announce = asks_to_join(id);
+    announce.epoch = announce.floor = view("g")->epoch;
+    announce.lineage = view("g")->lineage;
+    return announce;
   }
 };
 
@@ -98,9 +108,7 @@ TEST("a peer that knows of a member's death joins in the view that leaves the me
 TEST("a member counts once for each member that it suspects, and never for itself") {
   Founded broker(5);
   const auto suspects = [&](std::uint64_t from, std::vector<Suspicion> suspected) {
-    Announce announce = asks_to_join(from);
-    announce.epoch = announce.floor = broker.view("g")->epoch;
-    announce.lineage = broker.view("g")->lineage;
+    Announce announce = broker.announcement(from);
     announce.suspected = std::move(suspected);
     hear(broker, from, announce);
   };
@@ -113,6 +121,25 @@ TEST("a member counts once for each member that it suspects, and never for itsel
   suspects(2, {silent});
   for (; now < kNow + milliseconds(1500); now += milliseconds(50)) broker.tick(now);
   CHECK_EQ(broker.view("g")->members.size(), 4u);
+}
+
+TEST("a holder of the state stays one if the other, which asked to demote it, dies in that turn") {
+  for (const bool dies : {false, true}) {
+    Founded broker(2, true);
+    for (const std::uint64_t id : {1, 2}) {
+      Announce announce = broker.announcement(id);
+      announce.stateful = announce.has_state = true;
+      hear(broker, id, announce);
+    }
+    broker.tick(kNow);
+    const View before = *broker.view("g");
+    hear(broker, 1, Demote{before.epoch, Uid{2, 2}});
+    if (dies) broker.peer_down(kNow, Uid{1, 1}, Down::dead);
+    broker.tick(kNow);
+    const View* after = broker.view("g");
+    CHECK(after->epoch > before.epoch && after->lineage == before.lineage);
+    CHECK(after->find(Uid{2, 2})->role == (dies ? Role::member : Role::newcomer));
+  }
 }
 
 TEST("a broker takes so many groups and no more, and says so to who asks") {
