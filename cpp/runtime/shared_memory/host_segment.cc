@@ -56,10 +56,9 @@ HostSegment::~HostSegment() {
 }
 
 void HostSegment::close() {
-  if (std::exchange(closed_, true)) return;
+  if (!std::exchange(routed_, nullptr)) return;
   leave();
   rpc_->context()->remove(static_cast<Forkable&>(*this));
-  routed_.reset();
 }
 
 // The segment stays mapped in the child, which never reads it; its descriptor is closed.

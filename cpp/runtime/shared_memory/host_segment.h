@@ -50,6 +50,7 @@ class HostSegment final : public Forkable {
   void tick(Time now);
   Time next_deadline() const { return share_at_; }
 
+  const std::string& group_name() const { return group_name_; }
   const std::shared_ptr<memory::Segment>& segment() const { return segment_; }
   // Those of this host, and this one's place among them.
   const Members& members() const { return members_; }
@@ -90,8 +91,7 @@ class HostSegment final : public Forkable {
   const std::string group_name_;
   const std::string scope_;
   Use use_;
-  std::shared_ptr<void> routed_;
-  bool closed_ = false;
+  std::shared_ptr<void> routed_;  // until close()
 
   Members members_;  // of this host
   std::uint32_t rank_ = 0;

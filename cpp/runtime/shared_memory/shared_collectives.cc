@@ -20,13 +20,12 @@ bool may_be_lent(const collective::PipelineOperation& operation) {
 
 }  // namespace
 
-SharedCollectives::SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::string& group,
-                                     const std::string& scope, std::string what,
-                                     rpc::Service service, Events events)
+SharedCollectives::SharedCollectives(std::shared_ptr<RpcPeer> rpc, std::string group,
+                                     std::string scope, std::string what, rpc::Service service,
+                                     Events events)
     : rpc_(std::move(rpc)),
       events_(std::move(events)),
-      group_(group),
-      segment_(rpc_, group, scope,
+      segment_(rpc_, std::move(group), std::move(scope),
                {std::move(what), service, [this] { attach(); },
                 [this] { events_.ready(segment_.members().epoch); }}) {
   observes_ = rpc_->add(static_cast<PeerObserver&>(*this));
@@ -78,7 +77,8 @@ collective::LentPlace SharedCollectives::place(const std::byte* data, std::size_
   bool mapped = members.instances.size() > 1;
   for (std::uint32_t rank = 0; rank < members.instances.size(); ++rank) {
     if (rank == segment_.rank()) continue;
-    mapped &= rpc_->lends(members.instances[rank], members.names[rank], place->segment, group_);
+    mapped &= rpc_->lends(members.instances[rank], members.names[rank], place->segment,
+                          segment_.group_name());
   }
   return mapped ? collective::LentPlace{place->segment, place->offset} : collective::LentPlace{};
 }

@@ -32,9 +32,8 @@ class SharedCollectives final : public io::Pollable,
 
   // `what` names the operations in warnings, as a plural; `service` carries the messages about the
   // segment.
-  SharedCollectives(std::shared_ptr<RpcPeer> rpc, const std::string& group,
-                    const std::string& scope, std::string what, rpc::Service service,
-                    Events events);
+  SharedCollectives(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
+                    std::string what, rpc::Service service, Events events);
 
   // Gives up the segment of the epoch before, for all its ranks.
   void leave();
@@ -73,7 +72,6 @@ class SharedCollectives final : public io::Pollable,
 
   std::shared_ptr<RpcPeer> rpc_;
   Events events_;
-  const std::string group_;
   HostSegment segment_;
   // Connections of members that ended in this epoch. A member may still name memory that it lent
   // through one: it may learn of the end later.
