@@ -11,7 +11,7 @@ import moolink.reports
 
 class ReceivedTensor:
     """
-    Memory of a received array. It is the owner of numpy, torch and JAX arrays that moolink returns.
+    The memory of a received array. The numpy, torch and JAX arrays that moolink returns keep it alive.
     """
 
     def __dlpack__(
@@ -25,11 +25,13 @@ class ReceivedTensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 def tensor_info(tensor: Any) -> moolink.reports.TensorInfo:
-    """How moolink sees a tensor: its dtype, shape, strides (elements) ..."""
+    """
+    Describes a tensor as moolink sees it: dtype, shape, strides in elements and more.
+    """
 
 def as_array(tensor: Any) -> numpy.typing.NDArray[Any]:
     """
-    numpy's view of a tensor of any framework, or a copy of one on a CUDA device; read-only where it must not be written.
+    Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA device. The view is read-only if the tensor must not be written.
     """
 
 def register_type(
@@ -46,7 +48,7 @@ def register_type(
 
 def set_late_registration(late: Callable[[type[Any] | str], bool]) -> None:
     """
-    Sets what is called with a type, or a peer's name of one, that is not registered; it returns whether it registered it.
+    Sets the function that is called with a type, or a peer's name for a type, that is not registered. It returns whether it has registered the type.
     """
 
 def encode(
@@ -68,26 +70,26 @@ def decode(
 
 def copy_to_host(tensors: list[Any], arrays: list[numpy.typing.NDArray[Any]]) -> None:
     """
-    Copies tensors on devices into host arrays of their sizes, in row-major order.
+    Copies tensors on devices into host arrays of the same sizes, in row-major order.
     """
 
 def copy_to_device(array: Any, address: int, device: int) -> None:
     """Copies a host array into memory of a device that no queued work uses."""
 
 def cuda_info() -> moolink.reports.CudaInfo:
-    """This process's copies from and to CUDA devices."""
+    """Returns counts of this process's copies from and to CUDA devices."""
 
 def host_key() -> str:
     """
-    The same text in all processes that can reach this one over shared memory.
+    Returns a text that is the same in all processes that can reach this one over shared memory.
     """
 
 def create_uid() -> str:
-    """A random string of 16 hexadecimal digits."""
+    """Returns a random string of 16 hexadecimal digits."""
 
 def set_max_threads(count: int) -> None:
     """
-    The most handlers and callbacks that run at once. Handlers that wait inside of moolink do not count.
+    Sets how many handlers and callbacks may run at once. Handlers that wait inside moolink do not count.
     """
 
 def call_later(seconds: float, function: Callable[[], object]) -> None:
@@ -95,7 +97,7 @@ def call_later(seconds: float, function: Callable[[], object]) -> None:
 
 class LentSlot:
     """
-    A context manager: a handler inside of it does not count among the threads of set_max_threads.
+    A context manager. A handler inside it does not count towards the limit of set_max_threads.
     """
 
     def __init__(self) -> None: ...
@@ -110,26 +112,26 @@ class LentSlot:
 
 def dump() -> str:
     """
-    How things stand in this process, as text: peers and their paths, calls that wait and handlers that run with their age, groups and accumulators with the causes of their waits, threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows the same of another process of this user.
+    Describes the state of this process as text: peers and their paths, waiting calls and running handlers with their age, groups and accumulators with the causes of their waits, threads that wait inside moolink, and the last 1,000 events. `moolink dump PID` shows the same for another process of this user.
     """
 
 def host_addresses(interface: str) -> list[str]:
     """
-    The addresses of a listener on every interface, loopback first. Raises moolink.Error if `interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is malformed.
+    Returns the addresses of a listener on every interface that `interface` allows, loopback first. `interface` has the form of MOOLINK_INTERFACE. Raises moolink.Error if it allows nothing but loopback, ValueError if it is malformed.
     """
 
 def openssl_info() -> moolink.reports.OpenSslInfo:
     """
-    The OpenSSL that encrypts tcp, and its path; or the reason why there is none.
+    Returns the version and path of the OpenSSL that encrypts tcp, or the reason why there is none.
     """
 
 def verbs_info() -> moolink.reports.VerbsInfo:
     """
-    The RDMA device, port and GID of this machine that the transport verbs goes through, and all that were looked at; or why there is none. The first call looks, without a device nothing is loaded.
+    Returns the RDMA device, port and GID of this machine that the verbs transport uses, with all that were considered, or the reason why there is none. The first call looks for devices; if there is none, it loads no library.
     """
 
 class Lent:
-    """A value whose arrays are lent where it is sent; see moolink.lend."""
+    """A value whose arrays are lent when it is sent; see moolink.lend."""
 
     def __init__(self, value: Any, on_release: Callable[[], object] | None = None) -> None: ...
 
@@ -142,7 +144,7 @@ def fill_block(
     offsets: list[int],
 ) -> None:
     """
-    Copies each array of numbers to its offset, in bytes, in a block that peers will read.
+    Copies each array of numbers into a block that peers will read, at its offset in bytes.
     """
 
 class Future:
@@ -152,30 +154,30 @@ class Future:
 
     def result(self, timeout: float | None = None) -> Any:
         """
-        Waits and returns the result, or raises the error.
+        Waits for the result and returns it, or raises the error.
 
         Args:
             timeout: seconds to wait; None waits until the operation itself ends.
 
         Raises:
-            moolink.TimeoutError: not done in time (the operation goes on), or the operation's own limit passed.
-            moolink.Error: the operation failed; the class tells how.
+            moolink.TimeoutError: there is no result in time (the operation goes on), or the operation's own time limit has passed.
+            moolink.Error: the operation failed; the subclass tells how.
         """
 
     def wait(self, timeout: float | None = None) -> bool:
         """
-        Waits for the end, good or bad; returns whether it came within `timeout` seconds.
+        Waits until the operation has ended, with a result or an error; returns whether it ended within `timeout` seconds.
         """
 
     def done(self) -> bool:
         """Whether the operation has ended."""
 
     def exception(self) -> BaseException | None:
-        """The error; None if the operation succeeded or has not ended."""
+        """Returns the error; None if the operation succeeded or has not ended."""
 
     def cancel(self) -> bool:
         """
-        Gives the operation up, here and at the peer; result() raises CancelledError. Returns False if it had ended already.
+        Cancels the operation, here and at the peer; result() then raises CancelledError. Returns False if the operation had already ended.
         """
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
@@ -186,7 +188,7 @@ class Future:
     @property
     def released(self) -> Future:
         """
-        A Future that is done when no peer reads the lent memory any more (see moolink.lend): it may be written again. Done at once if it lends nothing. Its result is None.
+        A Future that is done once no peer reads the lent memory any more, so that it may be written again (see moolink.lend). If nothing was lent, it is done at once. Its result is None.
         """
 
     def __repr__(self) -> str: ...
@@ -195,9 +197,9 @@ class Future:
 
 class Stream:
     """
-    The items that a handler yields, in order, as they come: iterate over it, with `for` or `async for`. A few items are fetched ahead; the handler goes on as they are taken.
+    The items that a handler yields, in order. Iterate over it with `for` or `async for`. A few items are fetched ahead; the handler continues as they are taken.
 
-    Iterating raises the errors of a call: moolink.TimeoutError if no item came within the peer's timeout, moolink.RemoteError after the items that were yielded before the handler raised, moolink.PeerLost, ... It raises it once; after that, iterating ends at once.
+    Iteration raises the errors of a call: moolink.TimeoutError if no item came within the peer's timeout, moolink.RemoteError after the items that the handler yielded before it raised, moolink.PeerLost, ... It raises an error once; after that, iteration ends at once.
     """
 
     def __iter__(self) -> Stream: ...
@@ -205,11 +207,11 @@ class Stream:
     def __aiter__(self) -> Stream: ...
     def __anext__(self) -> Coroutine[Any, Any, Any]: ...
     def _poll(self) -> tuple[Any, bool]:
-        """An item that has come and True, or None and False."""
+        """Returns (item, True) if an item has arrived, else (None, False)."""
 
     def close(self) -> None:
         """
-        Stops the handler, whose generator is closed; iterating then raises CancelledError after the items that had come. Dropping the stream does the same.
+        Stops the handler and closes its generator; iteration then raises CancelledError after the items that had arrived. Dropping the stream does the same.
         """
 
     def __enter__(self) -> Self: ...
@@ -223,17 +225,17 @@ class Stream:
 
 class Completions:
     """
-    Futures and streams that became ready, for an event loop that watches fileno().
+    The futures and streams that have become ready, for an event loop that watches fileno().
     """
 
     def __init__(self) -> None: ...
     def fileno(self) -> int:
-        """Readable while tokens wait."""
+        """Returns a descriptor that is readable while tokens wait for take()."""
 
     @overload
     def watch(self, awaitable: Future, token: object) -> int:
         """
-        Adds `token` to those that take() returns once the future has ended, or the stream has an item or has ended. Returns the number by which forget() knows it.
+        Makes take() return `token` once the future has ended, or the stream has an item or has ended. Returns the number of the watch, for forget().
         """
 
     @overload
@@ -245,21 +247,25 @@ class Completions:
     @overload
     def forget(self, awaitable: Stream, number: int) -> None: ...
     def take(self) -> list[Any]:
-        """The tokens of futures and streams that became ready."""
+        """
+        Returns the tokens of futures and streams that have become ready, each once.
+        """
 
 class RpcDeferredReturn:
-    """The reply of a define_deferred handler: call it once, from any thread."""
+    """The reply of a define_deferred handler. Call it once, from any thread."""
 
     def __call__(self, value: Any = None) -> None:
         """
-        Sends the result; an exception instance makes the call fail, as error() does. Raises moolink.Error if there was a reply already.
+        Sends the result; an exception instance makes the call fail, as error() does. Raises moolink.Error if a reply was already sent.
         """
 
     def error(self, exception: BaseException) -> None:
         """Makes the call fail with RemoteError at the caller."""
 
     def refuse(self, reason: str) -> None:
-        """Makes the call fail with QueueFull at the caller: it was not begun."""
+        """
+        Makes the call fail with QueueFull at the caller: the call has not begun.
+        """
 
     def reject(self, reason: str) -> None:
         """
@@ -268,7 +274,7 @@ class RpcDeferredReturn:
 
     def add_cancel_callback(self, callback: Callable[[], object]) -> None:
         """
-        Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it cancelled the call, its time limit passed, it was lost, or this peer was closed. Never once there was a reply, nor once nothing refers to this object any more.
+        Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it cancelled the call, its time limit passed, it was lost, or this peer was closed. `callback()` is not called after a reply, nor once nothing refers to this object any more.
         """
 
     def cancelled(self) -> bool:
@@ -277,11 +283,11 @@ class RpcDeferredReturn:
     def __repr__(self) -> str: ...
 
 class RpcStreamReturn(RpcDeferredReturn):
-    """The items and then the reply of a streamed call."""
+    """The reply of a streamed call, with the items before it."""
 
     def item(self, value: Any) -> bool:
         """
-        Sends an item; returns whether the caller takes another one now. Raises moolink.Error if it did not.
+        Sends an item; returns whether the caller takes another one now. Raises ValueError if the caller takes none now.
         """
 
     def when_room(self, callback: Callable[[], object]) -> None:
@@ -297,33 +303,34 @@ class RpcCore:
 
     Args:
         name: unique among connected peers; default: a random one. See also set_name.
-        arrays: what received arrays become: "same" (the sender's framework if it is imported here, else
+        arrays: the framework of received arrays: "same" (the sender's if it is imported here, else
             numpy), "numpy", "torch" or "jax".
         device: where received arrays of torch, JAX and CuPy are put: "cpu" (host memory, CuPy's as
             numpy arrays), "cuda:N", or "same": those that were sent from a CUDA device on the one of
             the same number, if this process has it. numpy arrays are always in host memory. Arrays are
-            complete when they are handed over, for every stream.
-        allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
-            allow it, and trust one another: unpickling runs code. A peer without a token has to say
+            complete when they are handed over, whatever CUDA stream uses them.
+        allow_pickle: sends objects other than values and arrays as pickles. Both sides must allow
+            it and trust each other: unpickling runs code. A peer without a token must pass
             "insecure" instead of True.
-        transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
-            RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
-            variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
+        transports: some of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
+            RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, if the machine has a
+            device and the environment variable MOOLINK_VERBS is 1 or the peer is insecure.
         timeout: time limit of a call, in seconds.
         token: the key that this peer shows and asks others for: the text of a token or of a group's
-            key, several on lines of their own (the first is shown, all are accepted), the path of its
-            file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
-            variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-        token_file: path of such a file, which only its owner may read.
+            key, or several, one a line (the first is shown, all are accepted), the path of its file as
+            pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the
+            environment variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
+        token_file: path of such a file, which only its owner may be able to read.
         insecure: show no token and ask for none: any process that reaches the port may call
             every function.
 
     Raises:
-        moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
-        ValueError: the arguments contradict one another, or a name or option is none, or a transport
-            is not there.
+        moolink.AuthError: a token cannot be read or made, a text is no token, or others may read its
+            file.
+        ValueError: the arguments contradict one another, a name or option is invalid, or a transport
+            is not available.
 
-    It is a context manager that closes itself.
+    As a context manager, it closes itself at the end.
     """
 
     def __init__(
@@ -342,26 +349,26 @@ class RpcCore:
         """Names the peer; raises ValueError after the first connection."""
 
     def get_name(self) -> str:
-        """The peer's name."""
+        """Returns the peer's name."""
 
     def set_timeout(self, seconds: float) -> None:
-        """Time limit of each new call, in seconds."""
+        """Sets the time limit of each new call, in seconds."""
 
     def get_timeout(self) -> float:
-        """Time limit of a call, in seconds."""
+        """Returns the time limit of a call, in seconds."""
 
     def set_transports(self, names: Sequence[str]) -> None:
         """
-        Chooses among "shm", "verbs" and "tcp" (moolib's and longer names are known too) before the first listen or connect.
+        Chooses among "shm", "verbs" and "tcp"; moolib's names and longer ones are accepted, too. Call it before the first listen or connect.
         """
 
     def listen(self, address: str, advertise: str | None = None) -> list[str]:
         """
-        Listens on "host:port"; port 0 takes a free one, no host means every interface.
+        Listens on "host:port". Port 0 takes a free one; without a host, it listens on every interface.
 
         Args:
             address: "host:port", "[v6]:port", ":port", "*:port", "tcp://...", or "shm://name".
-            advertise: "host" or "host:port" that others are told instead of the bound addresses, where
+            advertise: "host" or "host:port" that others are told instead of the bound addresses, if
                 they reach this peer through a forwarded port or another name.
 
         Returns:
@@ -380,30 +387,30 @@ class RpcCore:
         """
 
     def addresses(self) -> list[str]:
-        """Where this peer can be reached."""
+        """Returns the addresses at which this peer can be reached."""
 
     def define(self, name: str, function: Callable[..., Any]) -> None:
         """
         Lets peers call `function` by `name`.
 
         It runs on a worker thread with the caller's arguments; its return value is the reply. An exception
-        is raised at the caller as moolink.RemoteError, with type, text and traceback. It may make blocking
-        calls itself.
+        is raised at the caller as moolink.RemoteError, with type, text and traceback. `function` may itself
+        make blocking calls.
 
         Raises:
-            ValueError: the name is defined already.
+            ValueError: the name is already defined.
         """
 
     def _define_streamed(self, name: str, function: Callable[..., Any]) -> None:
         """
-        Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.
+        Like define_deferred, for calls by stream: the first argument is an RpcStreamReturn.
         """
 
     def define_deferred(self, name: str, function: Callable[..., Any]) -> None:
         """
         Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
-        later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without a reply,
-        the caller is told so at once.
+        later and from any thread: `deferred(value)` or `deferred.error(exception)`. If it is dropped without
+        a reply, the call fails at once.
         """
 
     def _define_confined(self, name: str, function: Callable[..., Any], group: str) -> None:
@@ -420,9 +427,9 @@ class RpcCore:
         """
         Calls a function of a peer; returns a Future of its result.
 
-        The arguments are captured before this returns, but for those in moolink.lend(...). Calls of one
-        thread to one peer start there in their order. Does not block on the network; every failure is the
-        future's:
+        The arguments are captured before this returns, except those in moolink.lend(...). Calls from one
+        thread to one peer start there in order. async_ does not block on the network; the future raises
+        every failure:
 
             NoSuchFunction: the peer has no such function.
             RemoteError: the handler raised.
@@ -435,7 +442,7 @@ class RpcCore:
         self, seconds: float | None, peer: str, function: str, /, *args: Any
     ) -> Future:
         """
-        As async_, with a time limit of its own in seconds. None: the call waits until its peer is lost.
+        Like async_, with its own time limit in seconds. None: the call waits until its peer is lost.
         """
 
     def async_many(
@@ -465,48 +472,48 @@ class RpcCore:
 
     def stream(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Stream:
         """
-        Calls a function of a peer that yields; returns a Stream of its items.
+        Calls a peer's function that yields; returns a Stream of its items.
 
-        The function, defined as any other, is a generator or returns an iterator. Iterate over the stream,
-        with `for` or `async for`, to get the items as they come. The handler is run 16 items ahead of what
-        was taken, and no thread waits between. Leaving the loop and dropping the stream, or closing it,
+        The function is defined like any other, and is a generator or returns an iterator. Iterate over the
+        stream with `for` or `async for` to get the items as they come. The handler runs up to 16 items ahead
+        of the loop, and no thread waits in between. Leaving the loop and dropping the stream, or closing it,
         closes the generator.
 
             for batch in rpc.stream("replay", "sample", 32):
                 learn(batch)
 
-        Iterating raises the errors of a call, see async_; TimeoutError if no item came for the time limit.
+        Iteration raises the errors of a call (see async_), TimeoutError if no item came within the limit.
         """
 
     def close(self) -> None:
         """
-        Flushes replies for a moment, says goodbye to the peers and fails pending calls with moolink.Closed. More calls of it do nothing.
+        Takes a moment to send the last replies, tells the peers, and makes pending calls fail with moolink.Closed. Further calls of close() do nothing.
         """
 
     def stats(self) -> moolink.reports.RpcStats:
         """
-        Counters since the beginning, see moolink.RpcStats: calls, frames and bytes (all paths, and by path in "paths"), connections, failed dials, peers; in "copies" those of arrays that others would have saved, in "cuda" those from and to CUDA devices.
+        Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all paths, and of each in "paths"), connections, failed dials and peers. "copies" counts arrays that were copied although others would not have been, "cuda" the copies from and to CUDA devices.
         """
 
     def peers(self) -> list[moolink.reports.PeerInfo]:
         """
-        The other peers that are connected or waited for, a dict each, see moolink.PeerInfo: the paths that are up, latency (round trip in seconds) and seconds of silence, bytes not acknowledged, calls that wait and run.
+        Returns a dict for each other peer that is connected or waited for (see moolink.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of silence, unacknowledged bytes, and calls that wait and run.
         """
 
     def explain(self, peer: str) -> moolink.reports.Explanation:
         """
-        How a peer is reached, or why it is not: a dict, see moolink.Explanation.
+        Explains how a peer is reached, or why it is not; returns a dict (see moolink.Explanation).
 
         "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
-        smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data
-        is not encrypted, as within one host). "paths" has every path, best first, with
-        "reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
-        said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.
+        smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
+        encrypted, as within one host). "paths" lists every path, best first, with the "reason" if it is not
+        in use; "tried" the addresses that were dialled in vain, each with its error; "asked" the peers that
+        were asked for the name. "reason" is a summary in one sentence.
         """
 
     def flight_recorder(self) -> list[str]:
         """
-        The last events of this peer, oldest first, a line each: seconds before now, peer, kind, number of the call or connection, other peer, text. A context keeps 1,000.
+        Returns the last events of this peer, oldest first, one a line: seconds before now, peer, kind, number of the call or connection, other peer, text. A process keeps 1,000 events.
         """
 
     def __repr__(self) -> str: ...
@@ -532,18 +539,18 @@ class BrokerCore:
         """
 
     def update(self) -> None:
-        """Kept for moolib's scripts; nothing needs to be pumped."""
+        """Does nothing; moolib's scripts call it."""
 
     def groups(self) -> list[str]:
-        """Names of the groups it knows."""
+        """Returns the names of the groups that it knows."""
 
     def members(self, group: str) -> list[str]:
         """
-        Names of a group's members in the order of their ranks; empty for an unknown group.
+        Returns the names of a group's members in the order of their ranks; an unknown group has none.
         """
 
     def close(self) -> None:
-        """Stops being a broker; groups go on as they are."""
+        """Stops being a broker; groups continue as they are."""
 
     def __repr__(self) -> str: ...
     def __enter__(self) -> Self: ...
@@ -560,31 +567,33 @@ class GroupCore:
 
     def __init__(self, rpc: RpcCore, name: str) -> None: ...
     def update(self) -> bool:
-        """Takes over the newest view; returns whether it changed."""
+        """Adopts the newest view; returns whether it has changed."""
 
     def wait_for_members(self, count: int, timeout: float | None) -> bool:
         """
-        Waits until update() would show `count` members or raise; False: the time is up.
+        Waits until update() would show `count` members or raise; returns False after `timeout` seconds.
         """
 
     def members(self) -> list[str]:
-        """Names of the members by rank, as of the last update()."""
+        """Returns the names of the members by rank, as of the last update()."""
 
     def rank(self) -> int | None:
-        """This peer's rank; None while it is in no view."""
+        """Returns this peer's rank; None while it is in no view."""
 
     def epoch(self) -> int:
-        """Number of the view; 0: there is none."""
+        """Returns the number of the view; 0: there is none."""
 
     def active(self) -> bool:
         """Whether there is a view."""
 
     def waiting_for(self) -> str:
-        """A sentence on what the group waits for; "": nothing."""
+        """
+        Returns a sentence on the cause of the group's wait; "": it does not wait.
+        """
 
     def set_timeout(self, seconds: float) -> None:
         """
-        Sets how many seconds this peer may be silent before it is evicted; at least 1.
+        Sets for how many seconds, at least 1, this peer may be silent before it is evicted.
         """
 
     def set_sort_order(self, order: int) -> None:
@@ -617,31 +626,31 @@ class GroupCore:
         Starts a collective of numbers; returns its Future.
 
         Args:
-            name: tells operations apart; the n-th start of a name meets the others' n-th start.
+            name: tells operations apart; the n-th start with a name meets the others' n-th start.
             kind: "all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter" or
                 "barrier".
             root: the rank of the root; unused by kinds that have none.
             op: "sum", "mean", "min", "max", "prod", "and", "or" or "xor"; unused by kinds that reduce
                 nothing.
             dtype: numpy's name of the elements' type.
-            layout: text that has to be the same at all members.
+            layout: a text that must be the same at all members.
             count: elements of a block.
-            array: this member's input. One of at least 64 KB is read until the future is done.
-            output: a writable array without gaps for the result, with which the future's result is None;
+            array: this member's input. An input of 64 KB or more is read until the future is done.
+            output: a writable array without gaps for the result; the future's result is then None.
                 None: the future's result is a new flat array.
             retry: whether the operation starts again when the group changes.
             compress: "none", "bf16" or "int8".
 
         Raises:
             moolink.Closed: the group is closed, or this peer is in no view.
-            moolink.GroupChanged: the view is not the one that update() has shown last.
+            moolink.GroupChanged: the view has changed since the last update().
             ValueError: an argument is none of the above, or sizes do not fit.
-            TypeError: `array` or `output` is no array of numbers in host memory.
+            TypeError: `array` or `output` is not an array of numbers in host memory.
         """
 
     def all_reduce(self, name: str, op: str, array: Any, output: Any, retry: bool) -> Future | None:
         """
-        Reduces one array of numpy, torch or JAX; returns the Future of an array of the same kind, or of `output`, which holds the result then. Returns None if the arguments need the general way, collective(): nothing was started.
+        Reduces one array of numpy, torch or JAX; returns the Future of an array of the same kind, or of `output`, which then holds the result. Returns None, and starts nothing, if the arguments need collective().
         """
 
     @staticmethod
@@ -651,7 +660,9 @@ class GroupCore:
         """
 
     def memory(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]:
-        """A new array of so many bytes, in memory that moolink uses again later."""
+        """
+        Returns a new array of `bytes` bytes, in memory that moolink reuses later.
+        """
 
     def all_reduce_value(
         self, name: str, value: Any, op: Callable[[Any, Any], Any], retry: bool
@@ -661,35 +672,37 @@ class GroupCore:
         """
 
     def program_key(self) -> str:
-        """The name by which compiled programs of JAX find this group."""
+        """Returns the name by which compiled programs of JAX find this group."""
 
 class TensorLayouts:
-    """The required layout of the tensors of a list: (shape, dtype) of each."""
+    """
+    The layout that the tensors of a list must have: (shape, dtype) of each.
+    """
 
     def __init__(self, layouts: Sequence[tuple[Sequence[int], str]]) -> None: ...
     def addresses(self, tensors: list[Any]) -> list[int] | None:
         """
-        Where the elements lie, 0 for None; None unless all are as they have to be, in host memory and without gaps.
+        Returns the address of each tensor's elements, 0 for None. Returns None if a tensor has another layout, has gaps or is not in host memory.
         """
 
 class SharedWords:
     """
-    Words of shared memory that all processes see change in one order: one that writes its word and reads another's, and another that does so the other way round, cannot both miss the other's word.
+    Words of shared memory whose changes all processes see in one order. If two processes each write a word and then read the other's, at least one of them sees the other's write.
     """
 
     def __init__(self, words: numpy.typing.NDArray[numpy.uint64]) -> None: ...
     def load(self, index: int) -> int:
-        """Reads a word; raises IndexError if there is none."""
+        """Reads a word; raises IndexError if there is no such word."""
 
     def store(self, index: int, value: int) -> None:
-        """Writes a word; raises IndexError if there is none."""
+        """Writes a word; raises IndexError if there is no such word."""
 
     def sum(self, first: int, stride: int, count: int) -> int:
-        """Adds up `count` words, `stride` apart."""
+        """Returns the sum of `count` words from `first`, `stride` apart."""
 
     def push(self, line: int, ring: int, capacity: int, entry: int) -> bool:
         """
-        Writes `entry` into a ring, whose count is the word `line`, and counts it; returns whether the word after the count is set.
+        Writes `entry` into a ring and increments the ring's count, which is the word `line`. Returns whether the word after the count is set.
         """
 
     def ask(self, goal: int, wanted: int, first: int, stride: int, count: int, bell: int) -> bool:
@@ -699,12 +712,12 @@ class SharedWords:
 
     def serve(self, served: int, goal: int, first: int, stride: int, count: int) -> bool:
         """
-        Counts up the word `served`. If the sum of the words from `first` reaches `goal`, clears that and returns True; a goal of 0 is none.
+        Increments the word `served`. If the sum of the words from `first` reaches the word `goal`, clears `goal` and returns True. A `goal` of 0 is never reached.
         """
 
 class EnvironmentRows:
     """
-    The environments of a pool's worker, and where their steps' results lie in shared memory.
+    The environments of a pool's worker, and the shared memory for the results of their steps.
     """
 
     def __init__(
@@ -718,7 +731,7 @@ class EnvironmentRows:
         keeps_infos: bool,
     ) -> None:
         """
-        `environments` by row, with `due` and `env`; arrays of all rows; `observation` is None if it is no single array.
+        `environments` are objects with `due` and `env`, by row. The arrays have all rows of the pool; `observation` is None if an observation is not a single array.
         """
 
     def step(
@@ -729,11 +742,11 @@ class EnvironmentRows:
         begin: Callable[[int], None],
     ) -> None:
         """
-        Steps rows from `first`, one an action. ``take(row, result)`` gets all results but arrays of the right kind within an episode, ``begin(row)`` a row that is due. An exception of an environment ends this; the current word tells which it was.
+        Steps the rows from `first`, one for each action. ``begin(row)`` is called for a row that is due, ``take(row, result)`` for every result except an array of the right kind within an episode. An exception of an environment ends the call; `current` is then its row + 1.
         """
 
 class ActionNumbers:
-    """The array for a batch's actions, which are int64 numbers."""
+    """The array of a batch's actions, which are int64 numbers."""
 
     def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: int) -> None:
         """`room` has one element for each row."""
@@ -744,7 +757,7 @@ class ActionNumbers:
         """
 
 class EpisodeCounts:
-    """The episodes of a batch: the sums of its steps' results."""
+    """The episodes of a batch: sums over the results of their steps."""
 
     def __init__(
         self,
@@ -760,22 +773,24 @@ class EpisodeCounts:
 
     def count_step(self) -> None:
         """
-        Counts a step whose results are in the arrays; a batch's first one is a reset.
+        Counts a step whose results are in the arrays; the first step of a batch is a reset.
         """
 
 class BatchRows:
     """The rows of a batch of numpy arrays and torch tensors on the host."""
 
     def __init__(self, batch: Any) -> None:
-        """Raises ValueError for a batch with other leaves."""
+        """Raises ValueError if the batch has other leaves."""
 
     def put(self, item: Any, row: int) -> bool:
         """
-        Copies an item of the batch's structure, dtypes and shapes to a row. False: it is of another kind, and nothing was copied.
+        Copies an item of the batch's structure, dtypes and shapes to a row. Returns False, and copies nothing, if the item differs in any of them.
         """
 
 class AccumulatorCore:
-    """The base of moolink's accumulators: flat buckets in, flat results out."""
+    """
+    The base of moolink's accumulators: it takes flat buckets and returns flat results.
+    """
 
     def __init__(
         self,
@@ -787,16 +802,16 @@ class AccumulatorCore:
     ) -> None: ...
     def update(self, on_divergence: str) -> None:
         """
-        Takes over the events so far. Raises the error that keeps this peer out; if its parameters differ from the leader's, it raises, warns or asks for the leader's state: `on_divergence` is "raise", "warn" or "resync".
+        Takes over the events so far. Raises the error that keeps this peer out. If this peer's parameters differ from the leader's, `on_divergence` decides: "raise", "warn", or "resync", which asks for the leader's state.
         """
 
     def wait(self, timeout: float) -> bool:
         """
-        Waits for `timeout` seconds; returns whether update() may have something new.
+        Waits for at most `timeout` seconds; returns whether update() may have something new.
         """
 
     def close(self) -> None:
-        """Takes part no more."""
+        """Ends this peer's part in the rounds."""
 
     def connected(self) -> bool:
         """Whether this peer is an active member and has the group's model."""
@@ -808,38 +823,40 @@ class AccumulatorCore:
         """Whether a state has been wanted for 5 s."""
 
     def has_new_state(self) -> bool:
-        """Whether new_state() has one."""
+        """Whether new_state() has a state."""
 
     def wants_gradients(self) -> bool:
         """Whether offer() may be called."""
 
     def has_result(self) -> bool:
-        """Whether take_result() has one."""
+        """Whether take_result() has a result."""
 
     def model_version(self) -> int:
-        """Rounds that were delivered to this model."""
+        """
+        Returns the model's version: the number of rounds that were delivered to it.
+        """
 
     def is_everywhere(self) -> bool:
         """Whether every member has the round that led to this model's version."""
 
     def leader(self) -> str:
-        """Name of the leader; "": there is none."""
+        """Returns the name of the leader; "": there is none."""
 
     def is_leader(self) -> bool:
         """Whether this peer leads."""
 
     def set_awaited(self, text: str) -> None:
         """
-        Sets what the log says this peer waits for; "": what the core itself waits for.
+        Sets the cause of this peer's wait for the log; "": the cause is the core's own.
         """
 
     def set_model_version(self, version: int) -> None:
         """
-        Sets the version of a model from a checkpoint; raises ValueError if the group has begun at another one.
+        Sets the version of a model from a checkpoint; raises ValueError if the group has begun at another version.
         """
 
     def set_virtual_batch_size(self, size: int) -> None:
-        """Sets the sum of batch sizes that makes a round."""
+        """Sets the sum of batch sizes that completes a round."""
 
     def set_parallel_gradients(self, rounds: int) -> None:
         """Sets how many rounds, 1 to 256, may be under way at once."""
@@ -855,18 +872,18 @@ class AccumulatorCore:
         """
 
     def state_installed(self, number: int) -> None:
-        """The snapshot of this number is the model now."""
+        """Reports that the snapshot of this number is now the model."""
 
     def refuse_state(self, number: int) -> None:
         """
-        The snapshot of this number cannot be used: another one is asked for later.
+        Reports that the snapshot of this number cannot be used; this peer asks for another one later.
         """
 
     def gather(
         self, dtype: str, pieces: Sequence[tuple[int, int, int]], factor: float, clear: bool
     ) -> bool:
         """
-        Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients outside it. `pieces`: (address of a gradient without gaps or 0, elements, offset in the bucket in bytes). Returns whether all elements are finite.
+        Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients outside it. `pieces`: (address of a gradient without gaps, or 0 for zeros; elements; offset in the bucket in bytes). Returns whether all elements are finite.
         """
 
     def bucket(self) -> numpy.typing.NDArray[numpy.uint8]:
@@ -895,44 +912,48 @@ class AccumulatorCore:
         """
 
     def why_not_wanted(self) -> str:
-        """A sentence on why wants_gradients() is false."""
+        """Returns a sentence on why wants_gradients() is false."""
 
     def take_result(self) -> numpy.typing.NDArray[numpy.uint8] | None:
         """
-        The mean of the next round, the bucket's bytes, in memory that is the caller's; None: there is none, or it was taken before.
+        Returns the mean of the next round as the bytes of a bucket, in memory that is the caller's; None: there is none, or it was already taken.
         """
 
     def norm(self, result: numpy.typing.NDArray[numpy.uint8]) -> float:
-        """The L2 norm of a result."""
+        """Returns the L2 norm of a result."""
 
     def scale(self, result: numpy.typing.NDArray[numpy.uint8], factor: float) -> None:
-        """Multiplies a result by `factor` in its place."""
+        """Multiplies a result by `factor` in place."""
 
     def release_result(self) -> None:
-        """The result was applied: room for the next round."""
+        """
+        Reports that the result was applied, which makes room for the next round.
+        """
 
     def checksum(self, round: int, value: int) -> None:
-        """Reports the checksum of the parameters after a round, to be compared."""
+        """
+        Reports the checksum of the parameters after a round, which the leader compares.
+        """
 
     def stats(self) -> moolink.reports.GradientStats:
-        """The statistics of the round that was taken last."""
+        """Returns the statistics of the round that was taken last."""
 
     def activity(self) -> tuple[float, float, str]:
         """
-        Seconds since the user's last call (0 while the user waits in one), seconds since the user last got or supplied anything, and the cause of the accumulator's wait.
+        Returns the seconds since the user's last call (0 while the user waits in one), the seconds since the user last got or supplied anything, and the cause of the accumulator's wait.
         """
 
 def item_size(dtype: str) -> int:
-    """Bytes of an element."""
+    """Returns the size of an element in bytes."""
 
 class ReplayCore:
     """
-    Tables of items and the memory of their steps; see moolink.Replay. Steps are rows of a store's arrays, items are rows through a pattern.
+    Tables of items and the memory of their steps; see moolink.Replay. A step is a row of a store's arrays. An item is several rows, seen through a pattern.
     """
 
     def __init__(self, spill: str | None = None) -> None:
         """
-        `spill`: a directory, in a file of which the steps are; None: in memory.
+        `spill`: the directory of a file that holds the steps; None: the steps are in memory.
         """
 
     def add_table(
@@ -950,24 +971,24 @@ class ReplayCore:
 
     def add_store(self, columns: Sequence[tuple[str, str, Sequence[int]]]) -> int:
         """
-        For steps of these arrays: (name, dtype, shape) of each. Returns the store's index.
+        Adds a store for steps of these arrays: (name, dtype, shape) of each. Returns the store's index.
         """
 
     def add_pattern(self, store: int, width: int, pieces: Sequence[tuple[int, int, int]]) -> int:
         """
-        For items of `width` rows and these arrays: (column, first row, number of rows, 0 for one row without the dimension of rows). Returns the pattern's index.
+        Adds a pattern for items of `width` rows and these arrays: (column, first row, number of rows; 0: one row without the dimension of rows). Returns the pattern's index.
         """
 
     def append(self, store: int, leaves: list[Any]) -> int:
         """
-        Stores a step, one array a column; returns its row, to which the caller refers.
+        Stores a step, one array for each column; returns its row, to which the caller holds a reference.
         """
 
     def extend(
         self, store: int, leaves: list[Any], steps: int
     ) -> numpy.typing.NDArray[numpy.uint32]:
         """
-        Stores several steps, the first dimension of each array; returns their rows.
+        Stores several steps, along the first dimension of each array; returns their rows, like append().
         """
 
     def insert_step(
@@ -980,11 +1001,11 @@ class ReplayCore:
         timeout: float | None,
     ) -> int | None:
         """
-        Stores a step and inserts it as an item; returns its key, None after `timeout` seconds in vain.
+        Stores a step and inserts it as an item; returns its key, or None if the table had no room within `timeout` seconds.
         """
 
     def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> None:
-        """The caller refers to these rows no more."""
+        """Gives up the caller's references to these rows."""
 
     def insert(
         self,
@@ -996,7 +1017,7 @@ class ReplayCore:
         stop: Callable[[], bool] | None = None,
     ) -> numpy.typing.NDArray[numpy.int64]:
         """
-        Inserts items, whose rows follow one another in `rows`; returns the keys of those that were inserted within `timeout` seconds and before `stop` returned True.
+        Inserts items, whose rows are in `rows`, one item after another; returns the keys of those that were inserted within `timeout` seconds and before `stop` returned True.
         """
 
     def sample(
@@ -1018,7 +1039,7 @@ class ReplayCore:
         | None
     ):
         """
-        Samples up to `count` items; returns (arrays, keys, probabilities, priorities, times sampled), None if there was none within `timeout` seconds or before `stop` returned True. `lend`: into memory that calls lend.
+        Samples up to `count` items; returns (arrays, keys, probabilities, priorities, times sampled), or None if there was none within `timeout` seconds or before `stop` returned True. `lend`: puts them into memory that a reply can lend.
         """
 
     def update(
@@ -1036,10 +1057,10 @@ class ReplayCore:
         """Empties a table and its counts."""
 
     def table_stats(self, table: int) -> moolink.reports.ReplayTableStats:
-        """A table's counts."""
+        """Returns a table's counts."""
 
     def store_stats(self) -> list[moolink.reports.ReplayStoreStats]:
-        """The memory of each store."""
+        """Returns the memory use of each store."""
 
     def snapshot(
         self,
@@ -1047,16 +1068,16 @@ class ReplayCore:
         list[dict[str, numpy.typing.NDArray[Any]]], list[numpy.typing.NDArray[numpy.uint32]]
     ]:
         """
-        The tables' states and the stores' rows in use, of one moment. The caller refers to the rows until it releases them.
+        Returns the tables' states and the stores' rows in use, as of one moment. The caller holds references to the rows until it releases them.
         """
 
     def read(
         self, store: int, column: int, rows: numpy.typing.NDArray[numpy.uint32]
     ) -> numpy.typing.NDArray[numpy.uint8]:
-        """The bytes of one column of these rows, one row after another."""
+        """Returns the bytes of one column of these rows, one row after another."""
 
     def take(self, store: int, count: int) -> numpy.typing.NDArray[numpy.uint32]:
-        """New rows to be written, to which the caller refers."""
+        """Returns new rows for write(), to which the caller holds references."""
 
     def write(
         self,
@@ -1065,20 +1086,22 @@ class ReplayCore:
         rows: numpy.typing.NDArray[numpy.uint32],
         bytes: numpy.typing.NDArray[numpy.uint8],
     ) -> None:
-        """Writes the result of read() into rows of take()."""
+        """Writes the result of read() into rows from take()."""
 
     def restore(self, table: int, state: dict[str, numpy.typing.NDArray[Any]]) -> None:
-        """Gives a table a state of snapshot(), in this replay's rows."""
+        """
+        Gives a table a state from snapshot(), with the row numbers of this replay.
+        """
 
     def close(self) -> None:
         """Ends all waits and refuses further use."""
 
 def xla_all_reduce() -> object:
     """
-    The handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.
+    Returns the handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.
     """
 
 def xla_all_reduce_on_cuda() -> object:
     """
-    The handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.
+    Returns the handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.
     """

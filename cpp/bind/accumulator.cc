@@ -204,14 +204,14 @@ void bind_seen(nb::class_<PyAccumulator>& bound) {
       .def("wants_state", forward(&Peer::wants_state), "Whether set_state() is to be called.")
       .def("state_overdue", forward(&Peer::state_overdue),
            "Whether a state has been wanted for 5 s.")
-      .def("has_new_state", forward(&Peer::has_new_state), "Whether new_state() has one.")
+      .def("has_new_state", forward(&Peer::has_new_state), "Whether new_state() has a state.")
       .def("wants_gradients", forward(&Peer::wants_gradients), "Whether offer() may be called.")
-      .def("has_result", forward(&Peer::has_result), "Whether take_result() has one.")
+      .def("has_result", forward(&Peer::has_result), "Whether take_result() has a result.")
       .def("model_version", forward(&Peer::model_version),
-           "Rounds that were delivered to this model.")
+           "Returns the model's version: the number of rounds that were delivered to it.")
       .def("is_everywhere", forward(&Peer::is_everywhere),
            "Whether every member has the round that led to this model's version.")
-      .def("leader", forward(&Peer::leader), "Name of the leader; \"\": there is none.")
+      .def("leader", forward(&Peer::leader), "Returns the name of the leader; \"\": there is none.")
       .def("is_leader", forward(&Peer::is_leader), "Whether this peer leads.");
 }
 
@@ -219,12 +219,12 @@ void bind_settings(nb::class_<PyAccumulator>& bound) {
   const nb::call_guard<GilRelease> unlocked;
   bound
       .def("set_awaited", forward(&Peer::set_awaited), nb::arg("text"), unlocked,
-           "Sets what the log says this peer waits for; \"\": what the core itself waits for.")
+           "Sets the cause of this peer's wait for the log; \"\": the cause is the core's own.")
       .def("set_model_version", forward(&Peer::set_model_version), nb::arg("version"), unlocked,
            "Sets the version of a model from a checkpoint; raises ValueError if the group has "
-           "begun at another one.")
+           "begun at another version.")
       .def("set_virtual_batch_size", forward(&Peer::set_virtual_batch_size), nb::arg("size"),
-           unlocked, "Sets the sum of batch sizes that makes a round.")
+           unlocked, "Sets the sum of batch sizes that completes a round.")
       .def("set_parallel_gradients", forward(&Peer::set_parallel_gradients), nb::arg("rounds"),
            unlocked, "Sets how many rounds, 1 to 256, may be under way at once.");
 }
@@ -240,20 +240,20 @@ void bind_states(nb::class_<PyAccumulator>& bound) {
            "The snapshot that has arrived, with its number; None: it was given up meanwhile.",
            nb::sig("def new_state(self) -> tuple[int, typing.Any] | None"))
       .def("state_installed", forward(&Peer::state_installed), nb::arg("number"), unlocked,
-           "The snapshot of this number is the model now.")
+           "Reports that the snapshot of this number is now the model.")
       .def("refuse_state", forward(&Peer::refuse_state), nb::arg("number"), unlocked,
-           "The snapshot of this number cannot be used: another one is asked for later.");
+           "Reports that the snapshot of this number cannot be used; this peer asks for another "
+           "one later.");
 }
 
 void bind_rounds(nb::class_<PyAccumulator>& bound) {
   const nb::call_guard<GilRelease> unlocked;
   bound
-      .def(
-          "gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
-          nb::arg("clear"),
-          "Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients "
-          "outside it. `pieces`: (address of a gradient without gaps or 0, elements, offset in the "
-          "bucket in bytes). Returns whether all elements are finite.")
+      .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
+           nb::arg("clear"),
+           "Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients "
+           "outside it. `pieces`: (address of a gradient without gaps, or 0 for zeros; elements; "
+           "offset in the bucket in bytes). Returns whether all elements are finite.")
       .def("bucket", &PyAccumulator::bucket,
            "The bytes of the next contribution's bucket. gather() scales gradients that lie at "
            "their places in it without a copy. offer() lends the memory to the other members.",
@@ -272,27 +272,29 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
       .def("withdraw", forward(&Peer::withdraw), unlocked,
            "Gives up a contribution that is not filled: its round begins again without it.")
       .def("why_not_wanted", forward(&Peer::why_not_wanted), unlocked,
-           "A sentence on why wants_gradients() is false.")
+           "Returns a sentence on why wants_gradients() is false.")
       .def("take_result", &PyAccumulator::take_result,
-           "The mean of the next round, the bucket's bytes, in memory that is the caller's; None: "
-           "there is none, or it was taken before.",
+           "Returns the mean of the next round as the bytes of a bucket, in memory that is the "
+           "caller's; None: there is none, or it was already taken.",
            nb::sig("def take_result(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
-      .def("norm", &PyAccumulator::norm, nb::arg("result"), "The L2 norm of a result.",
+      .def("norm", &PyAccumulator::norm, nb::arg("result"), "Returns the L2 norm of a result.",
            nb::sig("def norm(self, result: numpy.typing.NDArray[numpy.uint8]) -> float"))
       .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"),
-           "Multiplies a result by `factor` in its place.",
+           "Multiplies a result by `factor` in place.",
            nb::sig("def scale(self, result: numpy.typing.NDArray[numpy.uint8], factor: float) -> "
                    "None"))
       .def("release_result", forward(&Peer::release_result), unlocked,
-           "The result was applied: room for the next round.")
+           "Reports that the result was applied, which makes room for the next round.")
       .def("checksum", forward(&Peer::checksum), nb::arg("round"), nb::arg("value"), unlocked,
-           "Reports the checksum of the parameters after a round, to be compared.")
-      .def("stats", &PyAccumulator::stats, "The statistics of the round that was taken last.",
+           "Reports the checksum of the parameters after a round, which the leader compares.")
+      .def("stats", &PyAccumulator::stats,
+           "Returns the statistics of the round that was taken last.",
            nb::sig("def stats(self) -> moolink.reports.GradientStats"))
       .def("activity", &PyAccumulator::activity,
            nb::sig("def activity(self) -> tuple[float, float, str]"),
-           "Seconds since the user's last call (0 while the user waits in one), seconds since the "
-           "user last got or supplied anything, and the cause of the accumulator's wait.");
+           "Returns the seconds since the user's last call (0 while the user waits in one), the "
+           "seconds since the user last got or supplied anything, and the cause of the "
+           "accumulator's wait.");
 }
 
 }  // namespace
@@ -301,7 +303,7 @@ void bind_accumulator(nb::module_& m) {
   using Sections = std::vector<std::pair<std::string, std::uint64_t>>;
   nb::class_<PyAccumulator> bound(
       m, "AccumulatorCore",
-      "The base of moolink's accumulators: flat buckets in, flat results out.");
+      "The base of moolink's accumulators: it takes flat buckets and returns flat results.");
   bound
       .def(
           nb::init<const PyGroup&, const std::string&, const Sections&, const std::string&, bool>(),
@@ -316,12 +318,12 @@ void bind_accumulator(nb::module_& m) {
             self.peer().update(divergence_from_name(on_divergence));
           },
           nb::arg("on_divergence"), nb::call_guard<GilRelease>(),
-          "Takes over the events so far. Raises the error that keeps this peer out; if its "
-          "parameters differ from the leader's, it raises, warns or asks for the leader's state: "
-          "`on_divergence` is \"raise\", \"warn\" or \"resync\".")
+          "Takes over the events so far. Raises the error that keeps this peer out. If this peer's "
+          "parameters differ from the leader's, `on_divergence` decides: \"raise\", \"warn\", or "
+          "\"resync\", which asks for the leader's state.")
       .def("wait", &PyAccumulator::wait, nb::arg("timeout"),
-           "Waits for `timeout` seconds; returns whether update() may have something new.")
-      .def("close", &PyAccumulator::close, "Takes part no more.");
+           "Waits for at most `timeout` seconds; returns whether update() may have something new.")
+      .def("close", &PyAccumulator::close, "Ends this peer's part in the rounds.");
   bind_seen(bound);
   bind_settings(bound);
   bind_states(bound);

@@ -226,11 +226,11 @@ void bind_batch_rows(nb::module_& m) {
                         "The rows of a batch of numpy arrays and torch tensors on the host.")
       .def(nb::init<nb::handle>(), nb::arg("batch"),
            nb::sig("def __init__(self, batch: typing.Any) -> None"),
-           "Raises ValueError for a batch with other leaves.")
+           "Raises ValueError if the batch has other leaves.")
       .def("put", &BatchRows::put, nb::arg("item"), nb::arg("row"),
            nb::sig("def put(self, item: typing.Any, row: int) -> bool"),
-           "Copies an item of the batch's structure, dtypes and shapes to a row. False: it is of "
-           "another kind, and nothing was copied.");
+           "Copies an item of the batch's structure, dtypes and shapes to a row. Returns False, "
+           "and copies nothing, if the item differs in any of them.");
 }
 
 }  // namespace moolink::bind

@@ -80,12 +80,13 @@ void bind_broker(nb::module_& m) {
            nb::call_guard<GilRelease>(),
            "Listens as Rpc.listen does; returns the addresses at which peers can connect.")
       .def(
-          "update", [](PyBroker&) {}, "Kept for moolib's scripts; nothing needs to be pumped.")
+          "update", [](PyBroker&) {}, "Does nothing; moolib's scripts call it.")
       .def("groups", &PyBroker::groups, nb::call_guard<GilRelease>(),
-           "Names of the groups it knows.")
+           "Returns the names of the groups that it knows.")
       .def("members", &PyBroker::members, nb::arg("group"), nb::call_guard<GilRelease>(),
-           "Names of a group's members in the order of their ranks; empty for an unknown group.")
-      .def("close", &PyBroker::close, "Stops being a broker; groups go on as they are.")
+           "Returns the names of a group's members in the order of their ranks; an unknown group "
+           "has none.")
+      .def("close", &PyBroker::close, "Stops being a broker; groups continue as they are.")
       .def("__repr__", &PyBroker::repr, nb::call_guard<GilRelease>());
   def_context_manager(broker);
 }

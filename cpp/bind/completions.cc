@@ -64,17 +64,19 @@ class PyCompletions {
 void bind_completions(nb::module_& m) {
   nb::class_<PyCompletions>(
       m, "Completions",
-      "Futures and streams that became ready, for an event loop that watches fileno().")
+      "The futures and streams that have become ready, for an event loop that watches fileno().")
       .def(nb::init<>())
-      .def("fileno", &PyCompletions::fileno, "Readable while tokens wait.")
+      .def("fileno", &PyCompletions::fileno,
+           "Returns a descriptor that is readable while tokens wait for take().")
       .def("watch", &PyCompletions::watch<PyFuture>, nb::arg("awaitable"), nb::arg("token"),
-           "Adds `token` to those that take() returns once the future has ended, or the stream has "
-           "an item or has ended. Returns the number by which forget() knows it.")
+           "Makes take() return `token` once the future has ended, or the stream has an item or "
+           "has ended. Returns the number of the watch, for forget().")
       .def("watch", &PyCompletions::watch<PyStream>, nb::arg("awaitable"), nb::arg("token"))
       .def("forget", &PyCompletions::forget<PyFuture>, nb::arg("awaitable"), nb::arg("number"),
            "Ends a watch.")
       .def("forget", &PyCompletions::forget<PyStream>, nb::arg("awaitable"), nb::arg("number"))
-      .def("take", &PyCompletions::take, "The tokens of futures and streams that became ready.",
+      .def("take", &PyCompletions::take,
+           "Returns the tokens of futures and streams that have become ready, each once.",
            nb::sig("def take(self) -> list[typing.Any]"));
 }
 

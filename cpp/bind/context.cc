@@ -218,38 +218,40 @@ Time deadline_after(std::optional<double> timeout) {
 
 void bind_context(nb::module_& m) {
   m.def("host_key", &host_key,
-        "The same text in all processes that can reach this one over shared memory.");
-  m.def("create_uid", &create_uid, "A random string of 16 hexadecimal digits.");
+        "Returns a text that is the same in all processes that can reach this one over shared "
+        "memory.");
+  m.def("create_uid", &create_uid, "Returns a random string of 16 hexadecimal digits.");
   m.def("set_max_threads", &set_max_threads, nb::arg("count"),
-        "The most handlers and callbacks that run at once. Handlers that wait inside of moolink do "
-        "not count.");
+        "Sets how many handlers and callbacks may run at once. Handlers that wait inside moolink "
+        "do not count.");
   m.def("call_later", &call_later, nb::arg("seconds"), nb::arg("function"),
         "Calls `function()` on a worker thread after `seconds`.",
         nb::sig("def call_later(seconds: float, function: typing.Callable[[], object]) -> None"));
-  nb::class_<LentSlot>(m, "LentSlot",
-                       "A context manager: a handler inside of it does not count among the threads "
-                       "of set_max_threads.")
+  nb::class_<LentSlot>(
+      m, "LentSlot",
+      "A context manager. A handler inside it does not count towards the limit of set_max_threads.")
       .def(nb::init<>())
       .def("__enter__", &LentSlot::enter)
       .def(
           "__exit__", [](LentSlot& self, const nb::args&) { self.exit(); },
           nb::sig(kExitSignature));
   m.def("dump", &dump,
-        "How things stand in this process, as text: peers and their paths, calls that wait and "
-        "handlers that run with their age, groups and accumulators with the causes of their waits, "
-        "threads that wait inside of moolink, and the last 1,000 events. `moolink dump PID` shows "
-        "the same of another process of this user.");
+        "Describes the state of this process as text: peers and their paths, waiting calls and "
+        "running handlers with their age, groups and accumulators with the causes of their waits, "
+        "threads that wait inside moolink, and the last 1,000 events. `moolink dump PID` shows the "
+        "same for another process of this user.");
   m.def("host_addresses", &host_addresses, nb::arg("interface"),
-        "The addresses of a listener on every interface, loopback first. Raises moolink.Error if "
-        "`interface` (as MOOLINK_INTERFACE) leaves nothing but loopback, ValueError if it is "
-        "malformed.");
+        "Returns the addresses of a listener on every interface that `interface` allows, loopback "
+        "first. `interface` has the form of MOOLINK_INTERFACE. Raises moolink.Error if it allows "
+        "nothing but loopback, ValueError if it is malformed.");
   m.def("openssl_info", &openssl_info,
-        "The OpenSSL that encrypts tcp, and its path; or the reason why there is none.",
+        "Returns the version and path of the OpenSSL that encrypts tcp, or the reason why there is "
+        "none.",
         nb::sig("def openssl_info() -> moolink.reports.OpenSslInfo"));
   m.def("verbs_info", &verbs_info,
-        "The RDMA device, port and GID of this machine that the transport verbs goes through, and "
-        "all that were looked at; or why there is none. The first call looks, without a device "
-        "nothing is loaded.",
+        "Returns the RDMA device, port and GID of this machine that the verbs transport uses, with "
+        "all that were considered, or the reason why there is none. The first call looks for "
+        "devices; if there is none, it loads no library.",
         nb::sig("def verbs_info() -> moolink.reports.VerbsInfo"));
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }

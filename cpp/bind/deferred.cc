@@ -188,35 +188,36 @@ void PyStreamReturn::when_room(nb::callable callback) {
 void bind_deferred(nb::module_& m) {
   auto deferred = public_class<PyDeferred>(
       m, "RpcDeferredReturn", nb::type_slots(collected_slots<PyDeferred>),
-      "The reply of a define_deferred handler: call it once, from any thread.");
+      "The reply of a define_deferred handler. Call it once, from any thread.");
   deferred
       .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),
            nb::sig("def __call__(self, value: typing.Any = None) -> None"),
            "Sends the result; an exception instance makes the call fail, as error() does. Raises "
-           "moolink.Error if there was a reply already.")
+           "moolink.Error if a reply was already sent.")
       .def("error", &PyDeferred::error, nb::arg("exception"),
            nb::sig("def error(self, exception: BaseException) -> None"),
            "Makes the call fail with RemoteError at the caller.")
       .def("refuse", &PyDeferred::refuse, nb::arg("reason"),
-           "Makes the call fail with QueueFull at the caller: it was not begun.")
+           "Makes the call fail with QueueFull at the caller: the call has not begun.")
       .def("reject", &PyDeferred::reject, nb::arg("reason"),
            "Makes the call fail with RemoteError (remote_type \"ValueError\", ran \"no\") at the "
            "caller: its request cannot be carried out.")
       .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
            nb::sig("def add_cancel_callback(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "
-           "cancelled the call, its time limit passed, it was lost, or this peer was closed. Never "
-           "once there was a reply, nor once nothing refers to this object any more.")
+           "cancelled the call, its time limit passed, it was lost, or this peer was closed. "
+           "`callback()` is not called after a reply, nor once nothing refers to this object any "
+           "more.")
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.")
       .def("__repr__", &PyDeferred::repr);
   nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn",
                                          nb::type_slots(collected_slots<PyDeferred>),
-                                         "The items and then the reply of a streamed call.")
+                                         "The reply of a streamed call, with the items before it.")
       .def("item", &PyStreamReturn::item, nb::arg("value"),
            nb::sig("def item(self, value: typing.Any) -> bool"),
-           "Sends an item; returns whether the caller takes another one now. Raises moolink.Error "
-           "if it did not.")
+           "Sends an item; returns whether the caller takes another one now. Raises ValueError if "
+           "the caller takes none now.")
       .def("when_room", &PyStreamReturn::when_room, nb::arg("callback"),
            nb::sig("def when_room(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread once the caller takes another item, or has "

@@ -238,13 +238,14 @@ nb::dict cuda_info() {
 
 void bind_device(nb::module_& m) {
   m.def("copy_to_host", &copy_to_host, nb::arg("tensors"), nb::arg("arrays"),
-        "Copies tensors on devices into host arrays of their sizes, in row-major order.",
+        "Copies tensors on devices into host arrays of the same sizes, in row-major order.",
         nb::sig("def copy_to_host(tensors: list[typing.Any], arrays: "
                 "list[numpy.typing.NDArray[typing.Any]]) -> None"));
   m.def("copy_to_device", &copy_to_device, nb::arg("array"), nb::arg("address"), nb::arg("device"),
         "Copies a host array into memory of a device that no queued work uses.",
         nb::sig("def copy_to_device(array: typing.Any, address: int, device: int) -> None"));
-  m.def("cuda_info", &cuda_info, "This process's copies from and to CUDA devices.",
+  m.def("cuda_info", &cuda_info,
+        "Returns counts of this process's copies from and to CUDA devices.",
         nb::sig("def cuda_info() -> moolink.reports.CudaInfo"));
 }
 

@@ -147,9 +147,9 @@ class EnvironmentRows {
 }  // namespace
 
 void bind_environment_rows(nb::module_& m) {
-  nb::class_<EnvironmentRows>(m, "EnvironmentRows",
-                              "The environments of a pool's worker, and where their steps' results "
-                              "lie in shared memory.")
+  nb::class_<EnvironmentRows>(
+      m, "EnvironmentRows",
+      "The environments of a pool's worker, and the shared memory for the results of their steps.")
       .def(nb::init<const nb::dict&, nb::object, nb::handle, nb::handle, nb::handle, nb::handle,
                     bool>(),
            nb::arg("environments"), nb::arg("observation").none(), nb::arg("reward"),
@@ -160,16 +160,17 @@ void bind_environment_rows(nb::module_& m) {
                    "numpy.typing.NDArray[numpy.bool_], truncated: "
                    "numpy.typing.NDArray[numpy.bool_], current: memoryview, keeps_infos: bool) -> "
                    "None"),
-           "`environments` by row, with `due` and `env`; arrays of all rows; `observation` is None "
-           "if it is no single array.")
+           "`environments` are objects with `due` and `env`, by row. The arrays have all rows of "
+           "the pool; `observation` is None if an observation is not a single array.")
       .def("step", &EnvironmentRows::step, nb::arg("first"), nb::arg("actions"), nb::arg("take"),
            nb::arg("begin"),
            nb::sig("def step(self, first: int, actions: list[typing.Any], take: "
                    "collections.abc.Callable[[int, typing.Any], None], begin: "
                    "collections.abc.Callable[[int], None]) -> None"),
-           "Steps rows from `first`, one an action. ``take(row, result)`` gets all results but "
-           "arrays of the right kind within an episode, ``begin(row)`` a row that is due. An "
-           "exception of an environment ends this; the current word tells which it was.");
+           "Steps the rows from `first`, one for each action. ``begin(row)`` is called for a row "
+           "that is due, ``take(row, result)`` for every result except an array of the right kind "
+           "within an episode. An exception of an environment ends the call; `current` is then its "
+           "row + 1.");
 }
 
 }  // namespace moolink::bind

@@ -160,30 +160,29 @@ void bind_future(nb::module_& m) {
   future
       .def("result", &PyFuture::result, nb::arg("timeout") = nb::none(),
            nb::sig("def result(self, timeout: float | None = None) -> typing.Any"),
-           "Waits and returns the result, or raises the error.\n\n"
-           "Args:\n"
-           "    timeout: seconds to wait; None waits until the operation itself ends.\n\n"
-           "Raises:\n"
-           "    moolink.TimeoutError: not done in time (the operation goes on), or the operation's "
-           "own limit passed.\n"
-           "    moolink.Error: the operation failed; the class tells how.")
+           "Waits for the result and returns it, or raises the error.\n\nArgs:\n    timeout: "
+           "seconds to wait; None waits until the operation itself ends.\n\nRaises:\n    "
+           "moolink.TimeoutError: there is no result in time (the operation goes on), or the "
+           "operation's own time limit has passed.\n    moolink.Error: the operation failed; the "
+           "subclass tells how.")
       .def("wait", &PyFuture::wait, nb::arg("timeout") = nb::none(),
-           "Waits for the end, good or bad; returns whether it came within `timeout` seconds.")
+           "Waits until the operation has ended, with a result or an error; returns whether it "
+           "ended within `timeout` seconds.")
       .def("done", &PyFuture::done, "Whether the operation has ended.")
       .def("exception", &PyFuture::exception,
            nb::sig("def exception(self) -> BaseException | None"),
-           "The error; None if the operation succeeded or has not ended.")
+           "Returns the error; None if the operation succeeded or has not ended.")
       .def("cancel", &PyFuture::cancel,
-           "Gives the operation up, here and at the peer; result() raises CancelledError. Returns "
-           "False if it had ended already.")
+           "Cancels the operation, here and at the peer; result() then raises CancelledError. "
+           "Returns False if the operation had already ended.")
       .def("add_done_callback", &add_done_callback, nb::arg("callback"),
            nb::sig("def add_done_callback(self, callback: typing.Callable[[Future], object]) -> "
                    "None"),
            "Calls `callback(future)` on a worker thread once the operation has ended.")
       .def_prop_ro("released", &PyFuture::released, nb::sig("def released(self) -> Future"),
-                   "A Future that is done when no peer reads the lent memory any more (see "
-                   "moolink.lend): it may be written again. Done at once if it lends "
-                   "nothing. Its result is None.")
+                   "A Future that is done once no peer reads the lent memory any more, so that it "
+                   "may be written again (see moolink.lend). If nothing was lent, it is done at "
+                   "once. Its result is None.")
       .def("__repr__", &PyFuture::repr)
       .def("__await__", &await,
            nb::sig("def __await__(self) -> typing.Generator[typing.Any, None, typing.Any]"))

@@ -304,41 +304,43 @@ constexpr const char* kCollectiveDoc =
     R"(Starts a collective of numbers; returns its Future.
 
 Args:
-    name: tells operations apart; the n-th start of a name meets the others' n-th start.
+    name: tells operations apart; the n-th start with a name meets the others' n-th start.
     kind: "all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter" or
         "barrier".
     root: the rank of the root; unused by kinds that have none.
     op: "sum", "mean", "min", "max", "prod", "and", "or" or "xor"; unused by kinds that reduce
         nothing.
     dtype: numpy's name of the elements' type.
-    layout: text that has to be the same at all members.
+    layout: a text that must be the same at all members.
     count: elements of a block.
-    array: this member's input. One of at least 64 KB is read until the future is done.
-    output: a writable array without gaps for the result, with which the future's result is None;
+    array: this member's input. An input of 64 KB or more is read until the future is done.
+    output: a writable array without gaps for the result; the future's result is then None.
         None: the future's result is a new flat array.
     retry: whether the operation starts again when the group changes.
     compress: "none", "bf16" or "int8".
 
 Raises:
     moolink.Closed: the group is closed, or this peer is in no view.
-    moolink.GroupChanged: the view is not the one that update() has shown last.
+    moolink.GroupChanged: the view has changed since the last update().
     ValueError: an argument is none of the above, or sizes do not fit.
-    TypeError: `array` or `output` is no array of numbers in host memory.)";
+    TypeError: `array` or `output` is not an array of numbers in host memory.)";
 
 void bind_membership(nb::class_<PyGroup>& bound) {
   const nb::call_guard<GilRelease> unlocked;
-  bound.def("update", &PyGroup::update, "Takes over the newest view; returns whether it changed.")
+  bound.def("update", &PyGroup::update, "Adopts the newest view; returns whether it has changed.")
       .def("wait_for_members", &PyGroup::wait_for_members, nb::arg("count"),
            nb::arg("timeout").none(),
-           "Waits until update() would show `count` members or raise; False: the time is up.")
-      .def("members", &PyGroup::members, "Names of the members by rank, as of the last update().")
-      .def("rank", &PyGroup::rank, "This peer's rank; None while it is in no view.")
-      .def("epoch", &PyGroup::epoch, "Number of the view; 0: there is none.")
+           "Waits until update() would show `count` members or raise; returns False after "
+           "`timeout` seconds.")
+      .def("members", &PyGroup::members,
+           "Returns the names of the members by rank, as of the last update().")
+      .def("rank", &PyGroup::rank, "Returns this peer's rank; None while it is in no view.")
+      .def("epoch", &PyGroup::epoch, "Returns the number of the view; 0: there is none.")
       .def("active", &PyGroup::active, "Whether there is a view.")
       .def("waiting_for", &PyGroup::waiting_for, unlocked,
-           "A sentence on what the group waits for; \"\": nothing.")
+           "Returns a sentence on the cause of the group's wait; \"\": it does not wait.")
       .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"), unlocked,
-           "Sets how many seconds this peer may be silent before it is evicted; at least 1.")
+           "Sets for how many seconds, at least 1, this peer may be silent before it is evicted.")
       .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"), unlocked,
            "Sets this peer's place among the ranks: lower comes first.")
       .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"), unlocked,
@@ -364,14 +366,14 @@ void bind_group(nb::module_& m) {
       .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
            nb::arg("output").none(), nb::arg("retry"),
            "Reduces one array of numpy, torch or JAX; returns the Future of an array of the same "
-           "kind, or of `output`, which holds the result then. Returns None if the arguments need "
-           "the general way, collective(): nothing was started.",
+           "kind, or of `output`, which then holds the result. Returns None, and starts nothing, "
+           "if the arguments need collective().",
            nb::sig("def all_reduce(self, name: str, op: str, array: typing.Any, output: "
                    "typing.Any, retry: bool) -> Future | None"))
       .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"),
                   "Raises ValueError unless elements of this dtype can be reduced by `op`.")
       .def("memory", &PyGroup::memory, nb::arg("bytes"),
-           "A new array of so many bytes, in memory that moolink uses again later.",
+           "Returns a new array of `bytes` bytes, in memory that moolink reuses later.",
            nb::sig("def memory(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"))
       .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
            nb::arg("op"), nb::arg("retry"),
@@ -379,7 +381,7 @@ void bind_group(nb::module_& m) {
            nb::sig("def all_reduce_value(self, name: str, value: typing.Any, op: "
                    "typing.Callable[[typing.Any, typing.Any], typing.Any], retry: bool) -> Future"))
       .def("program_key", &PyGroup::program_key,
-           "The name by which compiled programs of JAX find this group.");
+           "Returns the name by which compiled programs of JAX find this group.");
 }
 
 }  // namespace moolink::bind

@@ -95,7 +95,7 @@ void PyLent::clear() {
 void bind_lending(nb::module_& m) {
   auto lent =
       public_class<PyLent>(m, "Lent", nb::type_slots(collected_slots<PyLent>),
-                           "A value whose arrays are lent where it is sent; see moolink.lend.");
+                           "A value whose arrays are lent when it is sent; see moolink.lend.");
   lent.def(nb::init<nb::object, nb::object>(), nb::arg("value").none(),
            nb::arg("on_release") = nb::none(),
            nb::sig("def __init__(self, value: typing.Any, on_release: typing.Callable[[], object] "
@@ -106,7 +106,7 @@ void bind_lending(nb::module_& m) {
         nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, arrays: str) -> "
                 "typing.Any"));
   m.def("fill_block", &fill_block, nb::arg("block"), nb::arg("arrays"), nb::arg("offsets"),
-        "Copies each array of numbers to its offset, in bytes, in a block that peers will read.",
+        "Copies each array of numbers into a block that peers will read, at its offset in bytes.",
         nb::sig("def fill_block(block: numpy.typing.NDArray[numpy.uint8], arrays: "
                 "list[numpy.typing.NDArray[typing.Any]], offsets: list[int]) -> None"));
 }

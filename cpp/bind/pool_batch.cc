@@ -110,7 +110,7 @@ class EpisodeCounts {
 
 void bind_pool_batch(nb::module_& m) {
   nb::class_<ActionNumbers>(m, "ActionNumbers",
-                            "The array for a batch's actions, which are int64 numbers.")
+                            "The array of a batch's actions, which are int64 numbers.")
       .def(nb::init<nb::handle, std::int64_t, std::int64_t>(), nb::arg("room"), nb::arg("low"),
            nb::arg("high"),
            nb::sig("def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: "
@@ -121,7 +121,7 @@ void bind_pool_batch(nb::module_& m) {
            "Copies an int64 array of one number for each row, if all are from `low` to `high`; "
            "returns False, and copies nothing, for any other object.");
   nb::class_<EpisodeCounts>(m, "EpisodeCounts",
-                            "The episodes of a batch: the sums of its steps' results.")
+                            "The episodes of a batch: sums over the results of their steps.")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle>(),
            nb::arg("reward"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("done"),
@@ -134,7 +134,7 @@ void bind_pool_batch(nb::module_& m) {
                    "-> None"),
            "The arrays of one batch; `sum` keeps returns in full precision.")
       .def("count_step", &EpisodeCounts::count_step,
-           "Counts a step whose results are in the arrays; a batch's first one is a reset.");
+           "Counts a step whose results are in the arrays; the first step of a batch is a reset.");
 }
 
 }  // namespace moolink::bind

@@ -101,8 +101,8 @@ void bind_registered_types(nb::module_& m) {
   m.def(
       "set_late_registration", [](nb::object late) { registry().late = late.release().ptr(); },
       nb::arg("late"),
-      "Sets what is called with a type, or a peer's name of one, that is not registered; it "
-      "returns whether it registered it.",
+      "Sets the function that is called with a type, or a peer's name for a type, that is not "
+      "registered. It returns whether it has registered the type.",
       nb::sig("def set_late_registration(late: typing.Callable[[type[typing.Any] | str], bool]) -> "
               "None"));
 }

@@ -349,26 +349,29 @@ void bind_steps(nb::class_<ReplayCore>& replay) {
            "insert, least size to sample, least and greatest difference). `max_times_sampled` 0: "
            "no limit.")
       .def("add_store", &ReplayCore::add_store, nb::arg("columns"),
-           "For steps of these arrays: (name, dtype, shape) of each. Returns the store's index.")
+           "Adds a store for steps of these arrays: (name, dtype, shape) of each. Returns the "
+           "store's index.")
       .def("add_pattern", &ReplayCore::add_pattern, nb::arg("store"), nb::arg("width"),
            nb::arg("pieces"),
-           "For items of `width` rows and these arrays: (column, first row, number of rows, 0 for "
-           "one row without the dimension of rows). Returns the pattern's index.")
+           "Adds a pattern for items of `width` rows and these arrays: (column, first row, number "
+           "of rows; 0: one row without the dimension of rows). Returns the pattern's index.")
       .def("append", &ReplayCore::append, nb::arg("store"), nb::arg("leaves"),
-           "Stores a step, one array a column; returns its row, to which the caller refers.",
+           "Stores a step, one array for each column; returns its row, to which the caller holds a "
+           "reference.",
            nb::sig("def append(self, store: int, leaves: list[typing.Any]) -> int"))
       .def("extend", &ReplayCore::extend, nb::arg("store"), nb::arg("leaves"), nb::arg("steps"),
-           "Stores several steps, the first dimension of each array; returns their rows.",
+           "Stores several steps, along the first dimension of each array; returns their rows, "
+           "like append().",
            nb::sig("def extend(self, store: int, leaves: list[typing.Any], steps: int) -> "
                    "numpy.typing.NDArray[numpy.uint32]"))
       .def("insert_step", &ReplayCore::insert_step, nb::arg("table"), nb::arg("pattern"),
            nb::arg("store"), nb::arg("leaves"), nb::arg("priority"), nb::arg("timeout").none(),
-           "Stores a step and inserts it as an item; returns its key, None after `timeout` seconds "
-           "in vain.",
+           "Stores a step and inserts it as an item; returns its key, or None if the table had no "
+           "room within `timeout` seconds.",
            nb::sig("def insert_step(self, table: int, pattern: int, store: int, leaves: "
                    "list[typing.Any], priority: float, timeout: float | None) -> int | None"))
       .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"),
-           "The caller refers to these rows no more.",
+           "Gives up the caller's references to these rows.",
            nb::sig("def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> "
                    "None"));
 }
@@ -377,8 +380,8 @@ void bind_items(nb::class_<ReplayCore>& replay) {
   replay
       .def("insert", &ReplayCore::insert, nb::arg("table"), nb::arg("pattern"), nb::arg("rows"),
            nb::arg("priorities"), nb::arg("timeout").none(), nb::arg("stop") = nb::none(),
-           "Inserts items, whose rows follow one another in `rows`; returns the keys of those that "
-           "were inserted within `timeout` seconds and before `stop` returned True.",
+           "Inserts items, whose rows are in `rows`, one item after another; returns the keys of "
+           "those that were inserted within `timeout` seconds and before `stop` returned True.",
            nb::sig("def insert(self, table: int, pattern: int, rows: "
                    "numpy.typing.NDArray[numpy.uint32], priorities: "
                    "numpy.typing.NDArray[numpy.float64], timeout: float | None, stop: "
@@ -387,8 +390,8 @@ void bind_items(nb::class_<ReplayCore>& replay) {
            nb::arg("timeout").none(), nb::arg("arrays"), nb::arg("lend"),
            nb::arg("stop") = nb::none(),
            "Samples up to `count` items; returns (arrays, keys, probabilities, priorities, times "
-           "sampled), None if there was none within `timeout` seconds or before `stop` returned "
-           "True. `lend`: into memory that calls lend.",
+           "sampled), or None if there was none within `timeout` seconds or before `stop` returned "
+           "True. `lend`: puts them into memory that a reply can lend.",
            nb::sig("def sample(self, table: int, count: int, timeout: float | None, arrays: str, "
                    "lend: bool, stop: typing.Callable[[], bool] | None = None) -> "
                    "tuple[list[typing.Any], numpy.typing.NDArray[numpy.int64], "
@@ -402,35 +405,35 @@ void bind_items(nb::class_<ReplayCore>& replay) {
            "Removes items; returns how many of the keys were in the table.",
            nb::sig("def remove(self, table: int, keys: numpy.typing.NDArray[numpy.int64]) -> int"))
       .def("reset", &ReplayCore::reset, nb::arg("table"), "Empties a table and its counts.")
-      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "A table's counts.",
+      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "Returns a table's counts.",
            nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"));
 }
 
 void bind_states(nb::class_<ReplayCore>& replay) {
   replay
-      .def("store_stats", &ReplayCore::store_stats, "The memory of each store.",
+      .def("store_stats", &ReplayCore::store_stats, "Returns the memory use of each store.",
            nb::sig("def store_stats(self) -> list[moolink.reports.ReplayStoreStats]"))
       .def("snapshot", &ReplayCore::snapshot,
-           "The tables' states and the stores' rows in use, of one moment. The caller refers to "
-           "the rows until it releases them.",
+           "Returns the tables' states and the stores' rows in use, as of one moment. The caller "
+           "holds references to the rows until it releases them.",
            nb::sig("def snapshot(self) -> tuple[list[dict[str, "
                    "numpy.typing.NDArray[typing.Any]]], "
                    "list[numpy.typing.NDArray[numpy.uint32]]]"))
       .def("read", &ReplayCore::read, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
-           "The bytes of one column of these rows, one row after another.",
+           "Returns the bytes of one column of these rows, one row after another.",
            nb::sig("def read(self, store: int, column: int, rows: "
                    "numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]"))
       .def("take", &ReplayCore::take, nb::arg("store"), nb::arg("count"),
-           "New rows to be written, to which the caller refers.",
+           "Returns new rows for write(), to which the caller holds references.",
            nb::sig("def take(self, store: int, count: int) -> "
                    "numpy.typing.NDArray[numpy.uint32]"))
       .def("write", &ReplayCore::write, nb::arg("store"), nb::arg("column"), nb::arg("rows"),
-           nb::arg("bytes"), "Writes the result of read() into rows of take().",
+           nb::arg("bytes"), "Writes the result of read() into rows from take().",
            nb::sig("def write(self, store: int, column: int, rows: "
                    "numpy.typing.NDArray[numpy.uint32], bytes: numpy.typing.NDArray[numpy.uint8]) "
                    "-> None"))
       .def("restore", &ReplayCore::restore, nb::arg("table"), nb::arg("state"),
-           "Gives a table a state of snapshot(), in this replay's rows.",
+           "Gives a table a state from snapshot(), with the row numbers of this replay.",
            nb::sig("def restore(self, table: int, state: dict[str, "
                    "numpy.typing.NDArray[typing.Any]]) -> None"));
 }
@@ -445,13 +448,14 @@ void bind_replay(nb::module_& m) {
         if (!type) throw nb::value_error(("no element type is called " + dtype).c_str());
         return tensor::item_size(*type);
       },
-      nb::arg("dtype"), "Bytes of an element.");
+      nb::arg("dtype"), "Returns the size of an element in bytes.");
   nb::class_<ReplayCore> replay(
       m, "ReplayCore",
-      "Tables of items and the memory of their steps; see moolink.Replay. Steps "
-      "are rows of a store's arrays, items are rows through a pattern.");
-  replay.def(nb::init<const std::optional<std::string>&>(), nb::arg("spill") = nb::none(),
-             "`spill`: a directory, in a file of which the steps are; None: in memory.");
+      "Tables of items and the memory of their steps; see moolink.Replay. A step is a row of a "
+      "store's arrays. An item is several rows, seen through a pattern.");
+  replay.def(
+      nb::init<const std::optional<std::string>&>(), nb::arg("spill") = nb::none(),
+      "`spill`: the directory of a file that holds the steps; None: the steps are in memory.");
   bind_steps(replay);
   bind_items(replay);
   bind_states(replay);

@@ -22,68 +22,69 @@ Peers find one another by name through any peer that both are connected to, usua
 
 Args:
     name: unique among connected peers; default: a random one. See also set_name.
-    arrays: what received arrays become: "same" (the sender's framework if it is imported here, else
+    arrays: the framework of received arrays: "same" (the sender's if it is imported here, else
         numpy), "numpy", "torch" or "jax".
     device: where received arrays of torch, JAX and CuPy are put: "cpu" (host memory, CuPy's as
         numpy arrays), "cuda:N", or "same": those that were sent from a CUDA device on the one of
         the same number, if this process has it. numpy arrays are always in host memory. Arrays are
-        complete when they are handed over, for every stream.
-    allow_pickle: lets other objects than values and arrays travel as pickles; both sides must
-        allow it, and trust one another: unpickling runs code. A peer without a token has to say
+        complete when they are handed over, whatever CUDA stream uses them.
+    allow_pickle: sends objects other than values and arrays as pickles. Both sides must allow
+        it and trust each other: unpickling runs code. A peer without a token must pass
         "insecure" instead of True.
-    transports: of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
-        RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, where the environment
-        variable MOOLINK_VERBS is 1 or the peer is insecure, if the machine has a device.
+    transports: some of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
+        RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, if the machine has a
+        device and the environment variable MOOLINK_VERBS is 1 or the peer is insecure.
     timeout: time limit of a call, in seconds.
     token: the key that this peer shows and asks others for: the text of a token or of a group's
-        key, several on lines of their own (the first is shown, all are accepted), the path of its
-        file as pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the environment
-        variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
-    token_file: path of such a file, which only its owner may read.
+        key, or several, one a line (the first is shown, all are accepted), the path of its file as
+        pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the
+        environment variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
+    token_file: path of such a file, which only its owner may be able to read.
     insecure: show no token and ask for none: any process that reaches the port may call
         every function.
 
 Raises:
-    moolink.AuthError: a token cannot be read or made, or is none, or others may read its file.
-    ValueError: the arguments contradict one another, or a name or option is none, or a transport
-        is not there.
+    moolink.AuthError: a token cannot be read or made, a text is no token, or others may read its
+        file.
+    ValueError: the arguments contradict one another, a name or option is invalid, or a transport
+        is not available.
 
-It is a context manager that closes itself.)";
+As a context manager, it closes itself at the end.)";
 
 constexpr const char* kDefineDoc =
     R"(Lets peers call `function` by `name`.
 
 It runs on a worker thread with the caller's arguments; its return value is the reply. An exception
-is raised at the caller as moolink.RemoteError, with type, text and traceback. It may make blocking
-calls itself.
+is raised at the caller as moolink.RemoteError, with type, text and traceback. `function` may itself
+make blocking calls.
 
 Raises:
-    ValueError: the name is defined already.)";
+    ValueError: the name is already defined.)";
 
 constexpr const char* kDeferredDoc =
     R"(Like define, but `function` gets an RpcDeferredReturn as its first argument, to reply
-later and from any thread: `deferred(value)` or `deferred.error(exception)`. Dropped without a reply,
-the caller is told so at once.)";
+later and from any thread: `deferred(value)` or `deferred.error(exception)`. If it is dropped without
+a reply, the call fails at once.)";
 
 constexpr const char* kStreamDoc =
-    R"(Calls a function of a peer that yields; returns a Stream of its items.
+    R"(Calls a peer's function that yields; returns a Stream of its items.
 
-The function, defined as any other, is a generator or returns an iterator. Iterate over the stream,
-with `for` or `async for`, to get the items as they come. The handler is run 16 items ahead of what
-was taken, and no thread waits between. Leaving the loop and dropping the stream, or closing it,
+The function is defined like any other, and is a generator or returns an iterator. Iterate over the
+stream with `for` or `async for` to get the items as they come. The handler runs up to 16 items ahead
+of the loop, and no thread waits in between. Leaving the loop and dropping the stream, or closing it,
 closes the generator.
 
     for batch in rpc.stream("replay", "sample", 32):
         learn(batch)
 
-Iterating raises the errors of a call, see async_; TimeoutError if no item came for the time limit.)";
+Iteration raises the errors of a call (see async_), TimeoutError if no item came within the limit.)";
 
 constexpr const char* kAsyncDoc =
     R"(Calls a function of a peer; returns a Future of its result.
 
-The arguments are captured before this returns, but for those in moolink.lend(...). Calls of one
-thread to one peer start there in their order. Does not block on the network; every failure is the
-future's:
+The arguments are captured before this returns, except those in moolink.lend(...). Calls from one
+thread to one peer start there in order. async_ does not block on the network; the future raises
+every failure:
 
     NoSuchFunction: the peer has no such function.
     RemoteError: the handler raised.
@@ -92,11 +93,11 @@ future's:
     QueueFull: too many calls wait for this peer.)";
 
 constexpr const char* kListenDoc =
-    R"(Listens on "host:port"; port 0 takes a free one, no host means every interface.
+    R"(Listens on "host:port". Port 0 takes a free one; without a host, it listens on every interface.
 
 Args:
     address: "host:port", "[v6]:port", ":port", "*:port", "tcp://...", or "shm://name".
-    advertise: "host" or "host:port" that others are told instead of the bound addresses, where
+    advertise: "host" or "host:port" that others are told instead of the bound addresses, if
         they reach this peer through a forwarded port or another name.
 
 Returns:
@@ -109,13 +110,13 @@ Raises:
     ValueError: an address is malformed.)";
 
 constexpr const char* kExplainDoc =
-    R"(How a peer is reached, or why it is not: a dict, see moolink.Explanation.
+    R"(Explains how a peer is reached, or why it is not; returns a dict (see moolink.Explanation).
 
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
-smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data
-is not encrypted, as within one host). "paths" has every path, best first, with
-"reason" for each that is not in use; "tried" the addresses that were dialled in vain and what each
-said; "asked" the peers that were asked for the name; "reason" sums it up in one sentence.)";
+smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
+encrypted, as within one host). "paths" lists every path, best first, with the "reason" if it is not
+in use; "tried" the addresses that were dialled in vain, each with its error; "asked" the peers that
+were asked for the name. "reason" is a summary in one sentence.)";
 
 void bind_peer(nb::class_<PyRpc>& rpc) {
   rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,
@@ -127,13 +128,13 @@ void bind_peer(nb::class_<PyRpc>& rpc) {
           nb::arg("keys") = std::vector<PyRpc::PyKey>(), nb::arg("key_origin") = "")
       .def("set_name", &PyRpc::set_name, nb::arg("name"), nb::call_guard<GilRelease>(),
            "Names the peer; raises ValueError after the first connection.")
-      .def("get_name", &PyRpc::get_name, nb::call_guard<GilRelease>(), "The peer's name.")
+      .def("get_name", &PyRpc::get_name, nb::call_guard<GilRelease>(), "Returns the peer's name.")
       .def("set_timeout", &PyRpc::set_timeout, nb::arg("seconds"),
-           "Time limit of each new call, in seconds.")
-      .def("get_timeout", &PyRpc::get_timeout, "Time limit of a call, in seconds.")
+           "Sets the time limit of each new call, in seconds.")
+      .def("get_timeout", &PyRpc::get_timeout, "Returns the time limit of a call, in seconds.")
       .def("set_transports", &PyRpc::set_transports, nb::arg("names"), nb::call_guard<GilRelease>(),
-           "Chooses among \"shm\", \"verbs\" and \"tcp\" (moolib's and longer names are known too) "
-           "before the first listen or connect.")
+           "Chooses among \"shm\", \"verbs\" and \"tcp\"; moolib's names and longer ones are "
+           "accepted, too. Call it before the first listen or connect.")
       .def("listen", &PyRpc::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
            nb::call_guard<GilRelease>(), kListenDoc)
       .def("connect", &PyRpc::connect, nb::arg("address"), nb::call_guard<GilRelease>(),
@@ -141,7 +142,7 @@ void bind_peer(nb::class_<PyRpc>& rpc) {
            "the "
            "connection is lost. Returns at once; raises ValueError if the address is malformed.")
       .def("addresses", &PyRpc::addresses, nb::call_guard<GilRelease>(),
-           "Where this peer can be reached.");
+           "Returns the addresses at which this peer can be reached.");
 }
 
 void bind_functions(nb::class_<PyRpc>& rpc) {
@@ -149,7 +150,7 @@ void bind_functions(nb::class_<PyRpc>& rpc) {
           nb::sig("def define(self, name: str, function: typing.Callable[..., typing.Any]) -> "
                   "None"))
       .def("_define_streamed", &PyRpc::define_streamed, nb::arg("name"), nb::arg("function"),
-           "Like define_deferred, of calls by stream: the first argument is an RpcStreamReturn.",
+           "Like define_deferred, for calls by stream: the first argument is an RpcStreamReturn.",
            nb::sig("def _define_streamed(self, name: str, function: typing.Callable[..., "
                    "typing.Any]) -> None"))
       .def("define_deferred", &PyRpc::define_deferred, nb::arg("name"), nb::arg("function"),
@@ -171,8 +172,8 @@ void bind_calls(nb::class_<PyRpc>& rpc) {
           nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
                   "typing.Any) -> Future"))
       .def("_async_within", &PyRpc::async_within,
-           "As async_, with a time limit of its own in seconds. None: the call waits until its "
-           "peer is lost.",
+           "Like async_, with its own time limit in seconds. None: the call waits until its peer "
+           "is lost.",
            nb::sig("def _async_within(self, seconds: float | None, peer: str, function: str, /, "
                    "*args: typing.Any) -> Future"))
       .def("async_many", &PyRpc::async_many,
@@ -195,26 +196,28 @@ void bind_calls(nb::class_<PyRpc>& rpc) {
            nb::sig("def stream(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
                    "typing.Any) -> Stream"))
       .def("close", &PyRpc::close,
-           "Flushes replies for a moment, says goodbye to the peers and fails pending calls with "
-           "moolink.Closed. More calls of it do nothing.");
+           "Takes a moment to send the last replies, tells the peers, and makes pending calls fail "
+           "with moolink.Closed. Further calls of close() do nothing.");
 }
 
 void bind_reports(nb::class_<PyRpc>& rpc) {
   rpc.def("stats", &PyRpc::stats,
-          "Counters since the beginning, see moolink.RpcStats: calls, frames and bytes (all "
-          "paths, and by path in \"paths\"), connections, failed dials, peers; in \"copies\" those "
-          "of arrays that others would have saved, in \"cuda\" those from and to CUDA devices.",
+          "Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all "
+          "paths, and of each in \"paths\"), connections, failed dials and peers. \"copies\" "
+          "counts arrays that were copied although others would not have been, \"cuda\" the copies "
+          "from and to CUDA devices.",
           nb::sig("def stats(self) -> moolink.reports.RpcStats"))
       .def("peers", &PyRpc::peers,
-           "The other peers that are connected or waited for, a dict each, see "
-           "moolink.PeerInfo: the paths that are up, latency (round trip in seconds) and "
-           "seconds of silence, bytes not acknowledged, calls that wait and run.",
+           "Returns a dict for each other peer that is connected or waited for (see "
+           "moolink.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of "
+           "silence, unacknowledged bytes, and calls that wait and run.",
            nb::sig("def peers(self) -> list[moolink.reports.PeerInfo]"))
       .def("explain", &PyRpc::explain, nb::arg("peer"), kExplainDoc,
            nb::sig("def explain(self, peer: str) -> moolink.reports.Explanation"))
       .def("flight_recorder", &PyRpc::flight_recorder, nb::call_guard<GilRelease>(),
-           "The last events of this peer, oldest first, a line each: seconds before now, peer, "
-           "kind, number of the call or connection, other peer, text. A context keeps 1,000.")
+           "Returns the last events of this peer, oldest first, one a line: seconds before now, "
+           "peer, kind, number of the call or connection, other peer, text. A process keeps 1,000 "
+           "events.")
       .def("__repr__", &PyRpc::repr, nb::call_guard<GilRelease>());
 }
 

@@ -76,22 +76,22 @@ class SharedWords {
 }  // namespace
 
 void bind_shared_words(nb::module_& m) {
-  nb::class_<SharedWords>(m, "SharedWords",
-                          "Words of shared memory that all processes see change in one order: one "
-                          "that writes its word and reads another's, and another that does so the "
-                          "other way round, cannot both miss the other's word.")
+  nb::class_<SharedWords>(
+      m, "SharedWords",
+      "Words of shared memory whose changes all processes see in one order. If two processes each "
+      "write a word and then read the other's, at least one of them sees the other's write.")
       .def(nb::init<SharedWords::Array>(), nb::arg("words"),
            nb::sig("def __init__(self, words: numpy.typing.NDArray[numpy.uint64]) -> None"))
       .def("load", &SharedWords::load, nb::arg("index"),
-           "Reads a word; raises IndexError if there is none.")
+           "Reads a word; raises IndexError if there is no such word.")
       .def("store", &SharedWords::store, nb::arg("index"), nb::arg("value"),
-           "Writes a word; raises IndexError if there is none.")
+           "Writes a word; raises IndexError if there is no such word.")
       .def("sum", &SharedWords::sum, nb::arg("first"), nb::arg("stride"), nb::arg("count"),
-           "Adds up `count` words, `stride` apart.")
+           "Returns the sum of `count` words from `first`, `stride` apart.")
       .def("push", &SharedWords::push, nb::arg("line"), nb::arg("ring"), nb::arg("capacity"),
            nb::arg("entry"),
-           "Writes `entry` into a ring, whose count is the word `line`, and counts it; returns "
-           "whether the word after the count is set.")
+           "Writes `entry` into a ring and increments the ring's count, which is the word `line`. "
+           "Returns whether the word after the count is set.")
       .def("ask", &SharedWords::ask, nb::arg("goal"), nb::arg("wanted"), nb::arg("first"),
            nb::arg("stride"), nb::arg("count"), nb::arg("bell"),
            "Returns whether the sum of the words from `first` is at least `wanted`. If it is not, "
@@ -99,8 +99,8 @@ void bind_shared_words(nb::module_& m) {
            "`goal` and reads the sum again.")
       .def("serve", &SharedWords::serve, nb::arg("served"), nb::arg("goal"), nb::arg("first"),
            nb::arg("stride"), nb::arg("count"),
-           "Counts up the word `served`. If the sum of the words from `first` reaches `goal`, "
-           "clears that and returns True; a goal of 0 is none.");
+           "Increments the word `served`. If the sum of the words from `first` reaches the word "
+           "`goal`, clears `goal` and returns True. A `goal` of 0 is never reached.");
 }
 
 }  // namespace moolink::bind

@@ -127,12 +127,11 @@ void PyStream::close() {
 void bind_stream(nb::module_& m) {
   auto stream = public_class<PyStream>(
       m, "Stream",
-      "The items that a handler yields, in order, as they come: iterate over it, with `for` or "
-      "`async for`. A few items are fetched ahead; the handler goes on as they are taken.\n\n"
-      "Iterating raises the errors of a call: moolink.TimeoutError if no item came within the "
-      "peer's "
-      "timeout, moolink.RemoteError after the items that were yielded before the handler raised, "
-      "moolink.PeerLost, ... It raises it once; after that, iterating ends at once.");
+      "The items that a handler yields, in order. Iterate over it with `for` or `async for`. A few "
+      "items are fetched ahead; the handler continues as they are taken.\n\nIteration raises the "
+      "errors of a call: moolink.TimeoutError if no item came within the peer's timeout, "
+      "moolink.RemoteError after the items that the handler yielded before it raised, "
+      "moolink.PeerLost, ... It raises an error once; after that, iteration ends at once.");
   const auto itself = [](nb::handle self) { return nb::borrow(self); };
   stream.def("__iter__", itself, nb::sig("def __iter__(self) -> Stream"))
       .def("__next__", &PyStream::next, nb::sig("def __next__(self) -> typing.Any"))
@@ -143,11 +142,12 @@ void bind_stream(nb::module_& m) {
             return nb::module_::import_("moolink.rpc.asyncio_bridge").attr("next_item")(self);
           },
           nb::sig("def __anext__(self) -> typing.Coroutine[typing.Any, typing.Any, typing.Any]"))
-      .def("_poll", &PyStream::poll, "An item that has come and True, or None and False.",
+      .def("_poll", &PyStream::poll,
+           "Returns (item, True) if an item has arrived, else (None, False).",
            nb::sig("def _poll(self) -> tuple[typing.Any, bool]"))
       .def("close", &PyStream::close,
-           "Stops the handler, whose generator is closed; iterating then raises CancelledError "
-           "after the items that had come. Dropping the stream does the same.");
+           "Stops the handler and closes its generator; iteration then raises CancelledError after "
+           "the items that had arrived. Dropping the stream does the same.");
   def_context_manager(stream);
 }
 

@@ -372,8 +372,8 @@ nb::object export_scalar(std::span<const std::byte> value, const wire::TensorHea
 
 void bind_tensors(nb::module_& m) {
   nb::class_<ReceivedTensor>(m, "ReceivedTensor", nb::type_slots(received_tensor_slots),
-                             "Memory of a received array. It is the owner of numpy, torch and JAX "
-                             "arrays that moolink returns.")
+                             "The memory of a received array. The numpy, torch and JAX arrays that "
+                             "moolink returns keep it alive.")
       .def(
           "__dlpack__", &dlpack, nb::kw_only(), nb::arg("stream") = nb::none(),
           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
@@ -396,11 +396,12 @@ void bind_tensors(nb::module_& m) {
         info["address"] = reinterpret_cast<std::uintptr_t>(imported.tensor.data);
         return info;
       },
-      nb::arg("tensor"), "How moolink sees a tensor: its dtype, shape, strides (elements) ...",
+      nb::arg("tensor"),
+      "Describes a tensor as moolink sees it: dtype, shape, strides in elements and more.",
       nb::sig("def tensor_info(tensor: typing.Any) -> moolink.reports.TensorInfo"));
   m.def("as_array", &as_array, nb::arg("tensor"),
-        "numpy's view of a tensor of any framework, or a copy of one on a CUDA device; read-only "
-        "where it must not be written.",
+        "Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA "
+        "device. The view is read-only if the tensor must not be written.",
         nb::sig("def as_array(tensor: typing.Any) -> numpy.typing.NDArray[typing.Any]"));
 }
 

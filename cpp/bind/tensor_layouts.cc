@@ -69,12 +69,13 @@ class TensorLayouts {
 }  // namespace
 
 void bind_tensor_layouts(nb::module_& m) {
-  nb::class_<TensorLayouts>(m, "TensorLayouts",
-                            "The required layout of the tensors of a list: (shape, dtype) of each.")
+  nb::class_<TensorLayouts>(
+      m, "TensorLayouts",
+      "The layout that the tensors of a list must have: (shape, dtype) of each.")
       .def(nb::init<const std::vector<TensorLayouts::Layout>&>(), nb::arg("layouts"))
       .def("addresses", &TensorLayouts::addresses, nb::arg("tensors"),
-           "Where the elements lie, 0 for None; None unless all are as they have to be, in host "
-           "memory and without gaps.",
+           "Returns the address of each tensor's elements, 0 for None. Returns None if a tensor "
+           "has another layout, has gaps or is not in host memory.",
            nb::sig("def addresses(self, tensors: list[typing.Any]) -> list[int] | None"));
 }
 

@@ -279,12 +279,13 @@ xla::Error* handle(xla::CallFrame* frame) {
 void bind_xla(nb::module_& m) {
   m.def(
       "xla_all_reduce", [] { return nb::capsule(reinterpret_cast<void*>(&handle<all_reduce>)); },
-      "The handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.",
+      "Returns the handler of moolink.jax's custom call on CPUs, for jax.ffi.register_ffi_target.",
       nb::sig("def xla_all_reduce() -> object"));
   m.def(
       "xla_all_reduce_on_cuda",
       [] { return nb::capsule(reinterpret_cast<void*>(&handle<all_reduce_on_device>)); },
-      "The handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.",
+      "Returns the handler of moolink.jax's custom call on CUDA devices, for "
+      "jax.ffi.register_ffi_target.",
       nb::sig("def xla_all_reduce_on_cuda() -> object"));
 }
 

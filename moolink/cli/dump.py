@@ -1,4 +1,4 @@
-"""``moolink dump PID``: how things stand in another process of this user.
+"""``moolink dump PID``: the state of another process of this user.
 
 Every process that uses moolink has an abstract Unix socket for each of its contexts,
 ``@moolink-dump-<uid>-<pid>-<number>``, and sends its state to a process that connects: see
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the state of a process, or without PID which ones there are; returns the status."""
     parser = argparse.ArgumentParser(
         prog="moolink dump",
-        description="Show how things stand in a process of this user, even if Python hangs there: "
+        description="Show the state of a process of this user, even if Python hangs there: "
         "peers and paths, calls that wait, handlers that run, groups, threads, and the last "
         "events. Without PID: which processes there are.",
     )

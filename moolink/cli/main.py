@@ -17,7 +17,7 @@ commands:
   launch   start a job: of a file or a script, here or on several hosts: moolink launch job.toml
   replay   serve the tables of a replay: moolink replay tables.toml --listen 0.0.0.0:4432
   top      show a running job: its groups, members and rates (needs moolink-broker --http)
-  dump     show how things stand in a process: moolink dump PID
+  dump     show the state of a process: moolink dump PID
   doctor   show this machine's features for moolink, and why others are missing
 
 'moolink COMMAND --help' explains a command; 'moolink --version' prints the version.

@@ -25,7 +25,7 @@ class VerbsInfo(TypedDict):
 
 
 class TensorInfo(TypedDict):
-    """How moolink sees a tensor."""
+    """A tensor as moolink sees it."""
 
     dtype: str
     shape: tuple[int, ...]

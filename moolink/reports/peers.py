@@ -192,7 +192,7 @@ class Explanation(TypedDict):
         connected: whether it is connected now.
         suspected: whether it was silent for 1 s, so that its addresses are dialled anew.
         same_host: whether it runs on this host.
-        reason: one sentence on how things stand.
+        reason: a summary in one sentence.
         path: the path in use.
         cipher: of TLS, on that path; None: data are not encrypted.
         latency: the round trip on it, in seconds, smoothed; None: not measured yet.
