@@ -85,6 +85,26 @@ def test_two_peers_end_at_one_round(tmp_path: Path) -> None:
     assert -2.5 <= two_peers(tmp_path) <= 1.0
 
 
+def test_two_peers_start_without_a_launcher(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save(tmp_path, "two-peers", ["walk.py", "learner.py"])
+    path = tmp_path / "learner.py"
+    path.write_text(path.read_text().replace("20_000", "400"))
+    alone = subprocess.run(
+        [*PYTHON, "learner.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_LIMIT
+    )
+    assert alone.returncode == 1
+    assert alone.stderr == "start this script with: moolink run -n 2 learner.py\n"
+    with moolink.Broker(first=True) as broker:
+        address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        environment = {"MOOLINK_BROKER": address, "MOOLINK_GROUP": "walk"}
+        with started(tmp_path, ["learner.py"], ["learner.py"], **environment) as peers:
+            for peer in peers:
+                output, _ = peer.communicate(timeout=PROCESS_LIMIT)
+                assert peer.returncode == 0
+                assert "mean return of the last round" in output
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(500)
 def test_two_peers_learn(tmp_path: Path) -> None:
