@@ -124,6 +124,11 @@ std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
     return late;
   };
   if (running_.front().taken) return behind(kTake, running_.front().last());
+  // Without a free window no rank puts: the cause is the rank that has not taken.
+  const std::uint64_t depth = layout().depth;
+  if (cursors_[kPut].next <= chunk && chunk > depth) {
+    if (auto late = behind(kTake, chunk - depth); !late.empty()) return late;
+  }
   std::vector<std::uint32_t> late = behind(kPut, chunk);
   return late.empty() ? behind(kReduce, chunk) : late;
 }

@@ -275,6 +275,23 @@ TEST("shared pipeline: ranks that started different operations are told so") {
   }
 }
 
+TEST("shared pipeline: a rank that blocks all windows is the one waited for") {
+  constexpr std::uint32_t kRanks = 3;
+  Ranks ranks(layout_of(kRanks));
+  const auto advance = [&](std::uint32_t rank) {
+    while (ranks[rank].step()) {
+    }
+  };
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) ranks[rank].start(sum(1, kRanks, 3000, 1));
+  // Rank 2 stops before it takes the first result.
+  for (const std::uint32_t rank : {0, 1, 2, 0, 1}) advance(rank);
+  for (const std::uint32_t rank : {0, 1}) ranks[rank].start(sum(2, kRanks, 3000, 1));
+  for (const std::uint32_t rank : {0, 1}) advance(rank);
+  for (const std::uint32_t rank : {0, 1}) {
+    CHECK((ranks[rank].waiting_for() == std::vector<std::uint32_t>{2}));
+  }
+}
+
 TEST("shared pipeline: processes, of which one is killed in the middle") {
   constexpr std::uint32_t kRanks = 3;
   constexpr std::uint64_t kCount = 3000;
