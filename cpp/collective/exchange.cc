@@ -24,13 +24,12 @@ Exchange::Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allo
       item_size_(tensor::item_size(plan_.dtype)),
       partial_size_(tensor::item_size(partial_dtype(plan_.dtype))) {
   // Several hosts then encode the same elements, and each would round them differently.
-  if (plan_.small) plan_.compression = Compression::none;
+  if (plan_.schedule != Schedule::tree) plan_.compression = Compression::none;
   std::uint32_t root = plan_.first % plan_.hosts;
   for (const Range& range : plan_.chains) {
     Chain& chain = chains_.emplace_back();
     chain.range = range;
-    chain.steps =
-        plan_.small ? doubling(plan_.hosts, plan_.host) : tree(plan_.hosts, plan_.host, root);
+    chain.steps = steps_of(plan_.schedule, plan_.hosts, plan_.host, root);
     root = (root + 1) % plan_.hosts;
   }
 }
@@ -115,7 +114,7 @@ SumTask Exchange::sum_task(std::vector<Buffer> inputs) const {
 void Exchange::make_final(const Chain& chain, SumTask& task) const {
   task.divisor = mutant("finish_without_division") ? 1 : plan_.divisor;
   task.partial_output = false;
-  task.canonical_nan = plan_.small && plan_.hosts > 1;
+  task.canonical_nan = plan_.schedule == Schedule::doubling && plan_.hosts > 1;
   task.output = result_of(chain);
 }
 

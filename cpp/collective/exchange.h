@@ -28,8 +28,8 @@ class Exchange {
     std::uint32_t hosts = 1;
     std::uint32_t host = 0;
     std::vector<Range> chains;  // the elements of each; the same at all hosts
-    bool small = false;         // by recursive doubling, in one chain
-    std::uint32_t first = 0;    // the root of the first chain
+    Schedule schedule = Schedule::tree;
+    std::uint32_t first = 0;  // the root of the first chain
     tensor::DType dtype = tensor::DType::float32;
     ReduceOp op = ReduceOp::sum;
     double divisor = 1;

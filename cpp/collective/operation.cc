@@ -98,8 +98,8 @@ void Operation::use_messages() {
   uses_messages_ = true;
   if (is_all_reduce()) {
     // A retry gives the same memory to the next run, while a task of this run may still write.
-    in_place_ = has_output() && !request_.options.retry && is_small() &&
-                !sends_result(doubling(hosts().count(), hosts().of[place_.rank]));
+    in_place_ = has_output() && !request_.options.retry && !in_trees() && !is_guest() &&
+                !sends_result(steps_of(schedule(), hosts().count(), hosts().of[place_.rank], 0));
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
   } else {
@@ -126,10 +126,10 @@ void Operation::gather_own_inputs() {
     return send_own_inputs();
   }
   // Along trees no member's input is needed any more when the result has arrived.
-  const bool copies = request_.options.lent && (!is_all_reduce() || is_small());
+  const bool copies = request_.options.lent && (!is_all_reduce() || !in_trees());
   const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
   // Large chains are provided as they are written; anything else needs all inputs first.
-  awaits_inputs_ = (!as_it_is || is_small()) &&
+  awaits_inputs_ = (!as_it_is || !in_trees()) &&
                    !request_.options.written.reaches(inputs.front().size()) &&
                    !mutant("provide_what_is_not_written");
   if (awaits_inputs_) return;

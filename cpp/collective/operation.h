@@ -190,7 +190,8 @@ class Operation {
     return shared_ != 0 && place_.hosts ? *place_.hosts : *place_.alone;
   }
   bool is_guest() const { return hosts().is_guest(place_.rank); }
-  bool is_small() const;
+  Schedule schedule() const;
+  bool in_trees() const { return schedule() == Schedule::tree; }
   std::vector<Range> chains_of(std::uint32_t lane) const;
   void begin_exchange();
   void await_results();

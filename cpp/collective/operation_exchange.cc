@@ -42,13 +42,16 @@ PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t 
   return operation;
 }
 
-bool Operation::is_small() const {
-  return collective::is_small(spec()->count(), tensor::item_size(partial_dtype(spec()->dtype)));
+Schedule Operation::schedule() const {
+  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
+  return schedule_for(spec()->count() * item_size, hosts().count(),
+                      spec()->compression != Compression::none, shared_ == 0 && place_.one_host);
 }
 
 // A lane's: in shared memory, its slices of the chunks.
 std::vector<Range> Operation::chains_of(std::uint32_t lane) const {
   if (shared_ == 0) {
+    if (!in_trees()) return {{0, spec()->count()}};
     const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
     return chain_ranges(spec()->count(), item_size, hosts().count());
   }
@@ -67,7 +70,7 @@ void Operation::begin_exchange() {
   plan.host = hosts().of[place_.rank];
   plan.first = *lane;
   plan.chains = chains_of(*lane);
-  plan.small = is_small();
+  plan.schedule = schedule();
   plan.dtype = spec()->dtype;
   plan.op = spec()->op;
   plan.divisor = spec()->divisor;
@@ -174,7 +177,7 @@ bool Operation::take_portion(std::uint32_t from, const Portion& portion, const B
 // there are many chains, and few members send a small payload.
 bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
-  const std::size_t most = 4 * spec()->count() * item_size + 64 * kSmallExchange;
+  const std::size_t most = 4 * spec()->count() * item_size + (std::size_t{4} << 20);
   early_bytes_ += elements.size() + kCacheLine;
   return early_bytes_ <= most &&
          early_portions_

@@ -8,6 +8,13 @@ namespace {
 
 using StepKind = Step::Kind;
 
+// The model: a step costs a latency, in which a link could carry so many bytes, and the bytes it
+// sends; adding a byte costs a part of sending it.
+constexpr double kLatencyBytes = 64 << 10;
+constexpr double kAddingCost = 0.3;
+// In a star, the messages at the root cost more than the steps of doubling from there on.
+constexpr std::uint32_t kMostInStar = 8;
+
 constexpr std::uint64_t kChainsOfHost = 8;
 constexpr std::uint64_t kLeastChainBytes = std::uint64_t{128} << 10;
 constexpr std::uint64_t kMostChainBytes = std::uint64_t{1} << 20;
@@ -18,12 +25,30 @@ std::uint64_t quotient(std::uint64_t dividend, std::uint64_t divisor) {  // roun
 
 }  // namespace
 
-bool is_small(std::uint64_t count, std::size_t item_size) {
-  return count * item_size <= kSmallExchange;
+Schedule schedule_for(std::uint64_t bytes, std::uint32_t hosts, bool compressed, bool beside) {
+  // Doubling: log2 steps with all bytes. Trees: twice the steps, with 2 (n - 1) / n of the bytes.
+  const double steps = std::bit_width(hosts - 1);
+  const double share = 1 - 1.0 / hosts;
+  const double more = steps * (1 + kAddingCost) - share * (2 + kAddingCost);
+  const double most = compressed || hosts < 2 ? kLatencyBytes : kLatencyBytes * steps / more;
+  if (static_cast<double>(bytes) > most) return Schedule::tree;
+  return beside && hosts > 2 && hosts <= kMostInStar ? Schedule::star : Schedule::doubling;
+}
+
+std::vector<Step> steps_of(Schedule schedule, std::uint32_t hosts, std::uint32_t host,
+                           std::uint32_t root) {
+  switch (schedule) {
+    case Schedule::star:
+      return star(hosts, host);
+    case Schedule::doubling:
+      return doubling(hosts, host);
+    case Schedule::tree:
+      return tree(hosts, host, root);
+  }
+  return {};
 }
 
 std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts) {
-  if (is_small(count, item_size)) return {{0, count}};
   const std::uint64_t share = quotient(count * item_size, hosts);
   const std::uint64_t bytes = std::clamp(share / kChainsOfHost, kLeastChainBytes, kMostChainBytes);
   std::vector<Range> ranges = even_slices(count, item_size, quotient(share, bytes) * hosts);
@@ -53,6 +78,19 @@ std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t ro
   for (std::uint32_t round = children; round-- > 0;) {  // the largest subtree first
     const std::uint32_t child = place + (1u << round);
     if (child < hosts) steps.push_back({StepKind::send, host_of(child), rounds + round, false});
+  }
+  return steps;
+}
+
+std::vector<Step> star(std::uint32_t hosts, std::uint32_t host) {
+  if (host != 0) return {{StepKind::send, 0, host, false}, {StepKind::store, 0, hosts, false}};
+  std::vector<Step> steps;
+  for (std::uint32_t other = 1; other < hosts; ++other) {
+    steps.push_back({StepKind::reduce, other, other, false});
+  }
+  steps.push_back({StepKind::finish, 0, 0, false});
+  for (std::uint32_t other = 1; other < hosts; ++other) {
+    steps.push_back({StepKind::send, other, hosts, false});
   }
   return steps;
 }

@@ -29,12 +29,22 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-// Latency dominates for payloads up to this size: doubling() is for them, tree() for larger ones.
-inline constexpr std::size_t kSmallExchange = std::size_t{64} << 10;
-bool is_small(std::uint64_t count, std::size_t item_size);
+// The numbers of steps and of messages decide for a small payload, in one chain; for a large one,
+// the bytes and how well sending and arithmetic overlap.
+enum class Schedule : std::uint8_t { star, doubling, tree };
 
-// The chains of a payload that each host has as a whole: one if the payload is small; else equally
-// many for each host, small enough that sending, arithmetic and receiving overlap, and large enough
+// The schedule with the lowest cost by a model of latency and bandwidth: a function of what all
+// hosts know, so that they choose alike. docs/design/protocol/hosts.md has the measurements. A
+// compressed payload goes along trees unless it is tiny. `beside`: the "hosts" are members of one
+// host.
+Schedule schedule_for(std::uint64_t bytes, std::uint32_t hosts, bool compressed, bool beside);
+
+// A host's steps in a chain.
+std::vector<Step> steps_of(Schedule schedule, std::uint32_t hosts, std::uint32_t host,
+                           std::uint32_t root);
+
+// The chains of a payload that each host has as a whole and trees reduce: equally many for each
+// host, small enough that sending, arithmetic and receiving overlap, and large enough
 // that a message's fixed cost is negligible.
 std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts);
 
@@ -46,6 +56,10 @@ std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std:
 // Rabenseifner, "Optimization of Collective Reduction Operations", 2004.) A host that has the
 // result knows that everything it sent of its own elements has arrived.
 std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t root);
+
+// All send to host 0, which reduces in the order of hosts and sends the result to all: two steps,
+// and the fewest messages.
+std::vector<Step> star(std::uint32_t hosts, std::uint32_t host);
 
 // Recursive doubling: each host exchanges all elements with log2(hosts) others. Beyond a power of
 // two, every second of the first hosts sends its elements to its neighbour before and gets the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from tests.network.hosts import Hosts
@@ -12,10 +13,19 @@ BROKER_PORT = 4431
 
 
 class RemoteMember:
-    """A member in another process, on one of the hosts: see ``member.py``."""
+    """A member in another process, on one of the hosts: see ``member.py``.
+
+    Args:
+        module: that the process runs, with the broker's address, the name and ``options``.
+    """
 
     def __init__(
-        self, hosts: Hosts, host: int, name: str, module: str = "tests.network.member"
+        self,
+        hosts: Hosts,
+        host: int,
+        name: str,
+        module: str = "tests.network.member",
+        options: Sequence[str] = (),
     ) -> None:
         self.name = name
         broker = f"{hosts.address(0)}:{BROKER_PORT}"
@@ -24,6 +34,7 @@ class RemoteMember:
             module,
             broker,
             name,
+            *options,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -14,6 +14,7 @@ REACHED = {
     "compressed",
     "hosts without contributors",
     "several leaders of a host",
+    "star",
 }
 
 

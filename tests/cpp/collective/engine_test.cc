@@ -308,20 +308,20 @@ TEST("what failed before it was started here keeps a note, and not its data") {
   Engine there({"group", Uid{1, 2}, nullptr});
   here.set_members(both, {});
   there.set_members(both, {});
-  const auto data = buffer(std::vector<float>(20000, 1));
+  const auto data = buffer(std::vector<float>(10000, 1));
   const auto deliver = [](Engine& from, const Uid& sender, Engine& to) {
     for (const auto& send : take<Engine::Send>(from)) to.received(sender, send.payload);
   };
   Error error;
   error.code = ErrorCode::cancelled;
   for (int n = 0; n < 100; ++n) {
-    const OpId id = there.start("never " + std::to_string(n), floats(20000), {data}, {});
+    const OpId id = there.start("never " + std::to_string(n), floats(10000), {data}, {});
     deliver(there, {1, 2}, here);
     there.cancel(id, error);
     deliver(there, {1, 2}, here);
   }
   CHECK(take<Engine::Send>(here).empty());  // nothing was refused
-  const OpId late = here.start("never 7", floats(20000), {data}, {});
+  const OpId late = here.start("never 7", floats(10000), {data}, {});
   const auto done = take<Engine::Done>(here);
   CHECK(done.size() == 1 && done[0].op == late && done[0].error.code == ErrorCode::cancelled);
 }

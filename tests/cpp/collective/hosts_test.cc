@@ -303,7 +303,7 @@ TEST("what waits for a member of another host says so, and a cancelled one ends 
 }
 
 TEST("an input of the user is the user's again when the member is done, also between hosts") {
-  for (const std::uint32_t count : {16'384u, 50'000u}) {  // by doubling, by a tree
+  for (const std::uint32_t count : {16'384u, 150'000u}) {  // by doubling, by a tree
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       Members members(2, seed, {0, 1});
       Engine::Options lent;

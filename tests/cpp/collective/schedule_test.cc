@@ -15,8 +15,10 @@ namespace schedule_test {
 using moolink::Random;
 using moolink::collective::chain_ranges;
 using moolink::collective::doubling;
-using moolink::collective::kSmallExchange;
 using moolink::collective::Range;
+using moolink::collective::Schedule;
+using moolink::collective::schedule_for;
+using moolink::collective::star;
 using moolink::collective::Step;
 using moolink::collective::tree;
 
@@ -25,10 +27,10 @@ struct Chain {
   Range range;
   std::vector<Step> steps;
 };
-using Schedule = std::vector<Chain>;
+using Chains = std::vector<Chain>;
 
-Schedule trees(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) {
-  Schedule chains;
+Chains trees(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) {
+  Chains chains;
   for (const Range& range : chain_ranges(count, 4, hosts)) {
     chains.push_back({range, tree(hosts, host, static_cast<std::uint32_t>(chains.size()) % hosts)});
   }
@@ -39,7 +41,7 @@ Schedule trees(std::uint64_t count, std::uint32_t hosts, std::uint32_t host) {
 // 0 and 1 in this order. Which host goes on, and in which chain, is drawn at random.
 class Executor {
  public:
-  Executor(std::vector<Schedule> schedules, std::uint64_t seed)
+  Executor(std::vector<Chains> schedules, std::uint64_t seed)
       : schedules_(std::move(schedules)), random_(seed), sent_(schedules_.size(), 0) {
     for (std::uint32_t host = 0; host < schedules_.size(); ++host) {
       for (std::uint32_t id = 0; id < schedules_[host].size(); ++id) {
@@ -115,7 +117,7 @@ class Executor {
     }
   }
 
-  std::vector<Schedule> schedules_;
+  std::vector<Chains> schedules_;
   Random random_;
   std::vector<std::uint64_t> sent_;
   std::vector<Place> places_;
@@ -141,9 +143,9 @@ bool is_whole(const std::string& expression, std::uint32_t hosts) {
 
 template <class Make>
 void check_schedules(std::uint32_t hosts, std::uint64_t count, Make make) {
-  std::vector<Schedule> schedules;
+  std::vector<Chains> schedules;
   for (std::uint32_t host = 0; host < hosts; ++host) schedules.push_back(make(host));
-  const std::vector<Schedule> given = schedules;
+  const std::vector<Chains> given = schedules;
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
     Executor executor(schedules, seed);
     CHECK(executor.run());
@@ -173,7 +175,7 @@ TEST("trees reduce every element once, in any order of delivery") {
     }
   }
   check_schedules(1000, 1000,
-                  [&](std::uint32_t host) { return Schedule{{{0, 1000}, tree(1000, host, 7)}}; });
+                  [&](std::uint32_t host) { return Chains{{{0, 1000}, tree(1000, host, 7)}}; });
 }
 
 TEST("a tree's root alone finishes, in at most 2 log2 rounds") {
@@ -194,7 +196,7 @@ TEST("a tree's root alone finishes, in at most 2 log2 rounds") {
 TEST("trees send 2 (hosts - 1) / hosts of the bytes from every host") {
   for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
     const std::uint64_t count = 1 << 20;
-    std::vector<Schedule> schedules;
+    std::vector<Chains> schedules;
     for (std::uint32_t host = 0; host < hosts; ++host) {
       schedules.push_back(trees(count, hosts, host));
     }
@@ -210,9 +212,8 @@ TEST("trees send 2 (hosts - 1) / hosts of the bytes from every host") {
 
 TEST("recursive doubling evaluates one expression at all hosts, beyond powers of two, too") {
   for (std::uint32_t hosts = 1; hosts <= 17; ++hosts) {
-    check_schedules(hosts, 1000, [&](std::uint32_t host) {
-      return Schedule{{{0, 1000}, doubling(hosts, host)}};
-    });
+    check_schedules(hosts, 1000,
+                    [&](std::uint32_t host) { return Chains{{{0, 1000}, doubling(hosts, host)}}; });
   }
 }
 
@@ -238,10 +239,44 @@ TEST("recursive doubling takes log2 rounds, and two more for those beyond a powe
   }
 }
 
-TEST("the size determines the chains, and an empty payload is one chain") {
-  CHECK_EQ(chain_ranges(kSmallExchange / 4, 4, 3).size(), std::size_t{1});
-  CHECK(chain_ranges(kSmallExchange / 4 + 1, 4, 3).size() > 1);
-  CHECK_EQ(chain_ranges(0, 4, 3).size(), std::size_t{1});
+TEST("a star reduces in the order of hosts, in two steps") {
+  for (std::uint32_t hosts = 1; hosts <= 9; ++hosts) {
+    check_schedules(hosts, 1000,
+                    [&](std::uint32_t host) { return Chains{{{0, 1000}, star(hosts, host)}}; });
+    std::vector<Chains> all;
+    for (std::uint32_t host = 0; host < hosts; ++host) all.push_back({{{0, 1}, star(hosts, host)}});
+    Executor in_order(std::move(all), 1);
+    CHECK(in_order.run());
+    std::string expected = "0";
+    for (std::uint32_t host = 1; host < hosts; ++host) {
+      expected = "(" + expected + "+" + std::to_string(host) + ")";
+    }
+    CHECK_EQ(*in_order.result(0, 0), expected);
+  }
+}
+
+TEST("the fewer hosts, the larger a payload for which doubling is cheaper than trees") {
+  const auto largest = [](std::uint32_t hosts) {
+    std::uint64_t bytes = 1 << 10;
+    while (schedule_for(bytes, hosts, false, false) == Schedule::doubling) bytes += 1 << 10;
+    return bytes >> 10;
+  };
+  CHECK(largest(2) > 300 && largest(2) < 600);
+  CHECK(largest(4) > 100 && largest(4) < 200);
+  CHECK(largest(1000) > 50 && largest(1000) < 70);
+  CHECK(schedule_for(100 << 10, 2, true, false) == Schedule::tree);
+  CHECK(schedule_for(1 << 10, 2, true, false) == Schedule::doubling);
+}
+
+TEST("few members of one host use a star for small payloads") {
+  CHECK(schedule_for(64, 2, false, true) == Schedule::doubling);
+  CHECK(schedule_for(64, 4, false, true) == Schedule::star);
+  CHECK(schedule_for(64, 100, false, true) == Schedule::doubling);
+  CHECK(schedule_for(1 << 20, 4, false, true) == Schedule::tree);
+}
+
+TEST("the size determines the chains of trees") {
+  CHECK(chain_ranges(1 << 15, 4, 3).size() > 1);
   CHECK_EQ(chain_ranges(1 << 24, 4, 2).size(), std::size_t{64});  // of 1 MiB each
   CHECK_EQ(chain_ranges(1 << 18, 4, 2).size(), std::size_t{8});   // of 128 KiB each
 }

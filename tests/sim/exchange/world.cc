@@ -79,6 +79,7 @@ void ExchangeWorld::draw() {
   spec_.divisor = spec_.op == ReduceOp::mean ? static_cast<double>(contributors) : 1;
   const std::uint64_t counts[] = {0, 1, 100, 5000, 20000, 40000, 100003};
   const std::uint64_t count = counts[random.below(std::size(counts))];
+  beside_ = random.chance(1, 2);
   chains_ = 1 + random.below(random.chance(1, 2) ? 4 : 40);
   spec_.shape = {static_cast<std::int64_t>(count)};
   if (spec_.dtype == DType::float32 && averages && random.chance(3, 4)) {
@@ -153,17 +154,23 @@ void ExchangeWorld::run() {
   ++coverage[hosts_.count() == 1 ? "one host" : "several hosts"];
   if (hosts_.count() > 1 && hosts_.lanes > 1) ++coverage["several leaders of a host"];
   if (hosts_.count() == 3 || hosts_.count() > 4) ++coverage["no power of two"];
-  const bool small = spec_.byte_size() <= collective::kSmallExchange / 2;
+  const bool small = schedule() != collective::Schedule::tree;
   ++coverage[small ? "small" : "large"];
+  if (schedule() == collective::Schedule::star) ++coverage["star"];
   if (!small && chains_ > 8) ++coverage["many chains"];
   if (compresses && !small && hosts_.count() > 1) ++coverage["compressed"];
+}
+
+collective::Schedule ExchangeWorld::schedule() const {
+  const std::size_t partial_size = tensor::item_size(collective::partial_dtype(spec_.dtype));
+  return collective::schedule_for(spec_.count() * partial_size, hosts_.count(),
+                                  spec_.compression != Compression::none, beside_);
 }
 
 // A lane's share of every chunk; of a small payload, one.
 std::vector<collective::Range> ExchangeWorld::chains_of(std::uint32_t lane) const {
   const std::size_t item_size = tensor::item_size(spec_.dtype);
-  const std::size_t partial_size = tensor::item_size(collective::partial_dtype(spec_.dtype));
-  const std::size_t chunks = collective::is_small(spec_.count(), partial_size) ? 1 : chains_;
+  const std::size_t chunks = schedule() == collective::Schedule::tree ? chains_ : 1;
   std::vector<collective::Range> chains;
   for (const auto& chunk : collective::even_slices(spec_.count(), item_size, chunks)) {
     const auto slice = collective::even_slices(chunk.count(), item_size, hosts_.lanes)[lane];
@@ -191,7 +198,7 @@ void ExchangeWorld::reduce_once() {
       plan.hosts = hosts_.count();
       plan.host = host;
       plan.chains = chains_of(lane);
-      plan.small = collective::is_small(spec_.count(), partial_size);
+      plan.schedule = schedule();
       plan.first = lane;
       plan.dtype = spec_.dtype;
       plan.op = spec_.op;

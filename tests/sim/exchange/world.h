@@ -41,6 +41,7 @@ class ExchangeWorld {
   void draw_roles();
   bool contributes(std::size_t rank) const;
   void draw_inputs();
+  collective::Schedule schedule() const;
   std::vector<collective::Range> chains_of(std::uint32_t lane) const;
   MutableBuffer filled(std::size_t bytes);
   void reduce_once();
@@ -56,6 +57,7 @@ class ExchangeWorld {
   HeapAllocator heap_;
   collective::OpSpec spec_;
   collective::Hosts hosts_;
+  bool beside_ = false;                                // the "hosts" are members of one
   std::size_t chains_ = 1;                             // of each lane
   bool whole_numbers_ = true;                          // sums are exact in any order
   std::vector<Buffer> inputs_;                         // of each rank
