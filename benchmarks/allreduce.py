@@ -64,11 +64,11 @@ def joined(rpc: Any, name: str, rank: int, count: int, broker: str) -> Any:
     """A group of so many members, who are called `name-RANK-of-COUNT`."""
     import moolink
 
-    rpc.connect(broker)
     group = moolink.Group(rpc, f"{name}-{count}")
     group.set_timeout(TIMEOUT)  # a process that a busy machine does not run is not dead
+    # Before the broker hears of this peer: a sort order that comes later begins another epoch.
     group.set_sort_order(rank)
-    # In this order: a sort order that comes later begins another epoch.
+    rpc.connect(broker)
     names = [f"{name}-{other}-of-{count}" for other in range(count)]
     while group.members() != names:
         time.sleep(0.01)
