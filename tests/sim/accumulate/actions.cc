@@ -174,7 +174,7 @@ void World::reduce(Process& process, const Machine::Reduce& reduction) {
   // The leader waits for those who keep up: results that wait never exceed their slots, but for
   // cuts that were under way when a member caught up.
   const std::uint64_t bound = 2 * setting_.parallel_gradients + 1;
-  process.learner->knows(reduction.round);
+  process.learner->knows(reduction.epoch, reduction.round);
   require(!process.learner->contributed_in_epoch() || !process.machine->connected() ||
               reduction.round <= process.learner->version() + bound,
           process.name + " has more results waiting than slots");

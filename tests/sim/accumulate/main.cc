@@ -149,7 +149,7 @@ class Life {
       require(process.machine->connected(), process.name + " is not connected" + situation());
       versions[peer] = process.learner->applied();
     }
-    simulation_.run_until(simulation_.now() + seconds(1));
+    simulation_.run_until(simulation_.now() + seconds(2));
     for (const auto& [peer, applied] : versions) {
       const Process& process = world_.process(peer);
       require(process.learner->applied() >= applied + 3,

@@ -77,7 +77,8 @@ void Learner::apply(Time now, accumulate::Machine& machine, const accumulate::Ro
 
 void Learner::contribute(Time now, accumulate::Machine& machine, Random& random) {
   require(!habits_.observer, "an observer is asked for gradients");
-  require(known_round_ < version() + habits_.parallel_gradients,
+  // A machine may be in another epoch before this learner hears of it.
+  require(known_epoch_ != machine.epoch() || known_round_ < version() + habits_.parallel_gradients,
           "gradients are wanted of parameters that are too old");
   ++contributed_;
   const bool skip = random.below(100) < habits_.skip_percent;

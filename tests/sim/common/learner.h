@@ -48,7 +48,10 @@ class Learner {
   bool withdrew() const { return !withdrawn_.empty(); }
   // Its peer has entered an epoch; its peer knows of a round.
   void entered_epoch() { known_round_ = contributed_ = 0; }
-  void knows(std::uint64_t round) { known_round_ = round; }
+  void knows(std::uint64_t epoch, std::uint64_t round) {
+    known_epoch_ = epoch;
+    known_round_ = round;
+  }
   bool contributed_in_epoch() const { return contributed_ > 0; }
 
  private:
@@ -70,6 +73,7 @@ class Learner {
   std::uint64_t held_node_ = 0;  // where it leads to
   bool resynced_ = false;        // it has given up its parameters
   std::uint64_t installed_ = 0;
+  std::uint64_t known_epoch_ = 0;
   std::uint64_t known_round_ = 0;  // the last one cut in this epoch
   std::uint64_t contributed_ = 0;  // contributions in this epoch
   // An offered bucket that is not all written.

@@ -286,7 +286,7 @@ void Process::reduce(Machine::Reduce& reduction) {
   // The leader waits for those who keep up: results that wait never exceed their slots, but for
   // cuts that were under way when a member caught up.
   const std::uint64_t bound = 2 * world_->scenario.parallel + 1;
-  learner_->knows(reduction.round);
+  learner_->knows(reduction.epoch, reduction.round);
   require(!learner_->contributed_in_epoch() || !machine_->connected() ||
               reduction.round <= learner_->version() + bound,
           name + " has more results waiting than slots");
