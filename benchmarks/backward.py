@@ -1,13 +1,13 @@
-"""A gradient round beside backward(): moolink's and DistributedDataParallel's, interleaved.
+"""Gradient rounds during backward(), of moolink and of DistributedDataParallel in turns.
 
     python -m benchmarks.backward --rate 1000 --width 1000 --layers 8 --rows 64
 
-Two hosts are namespaces with a link of so many Mbit/s (tests/network/hosts.py; needs root), with
-one learner each, which uses one thread. The time is from the start of backward() until the mean is
-in the gradients, of the slower learner. `backward` is backward() alone; `link` is what the link
-needs for the gradients; `after` and `during` are moolink's reduce_gradients() after backward() and
-reduce_during_backward(); `ddp` is DistributedDataParallel with gloo. Medians of all trials but the
-first, with the ratio to ddp.
+The two hosts are namespaces with a link of `rate` Mbit/s (tests/network/hosts.py; needs root). Each
+has one learner, which uses one thread. The time is the slower learner's, from the start of
+backward() until the mean is in the gradients. `backward` is backward() alone; `link` is the time
+that the link needs for the gradients; `after` is moolink's reduce_gradients() after backward();
+`during` is reduce_during_backward(); `ddp` is DistributedDataParallel with gloo. The output has the
+medians of all trials except the first.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", type=float, default=1000, help="Mbit/s; 0: no limit")
-    parser.add_argument("--width", type=int, default=1000, help="of each layer")
+    parser.add_argument("--width", type=int, default=1000, help="features of each layer")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=64, help="of a batch")
+    parser.add_argument("--rows", type=int, default=64, help="rows of a batch")
     parser.add_argument("--trials", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
     print(
         "{megabytes:.1f} MB of gradients: backward {backward:.0f} ms, link {link:.0f} ms; after "
         "{after:.0f} ms, during {during:.0f} ms, ddp {ddp:.0f} ms".format(**row)
-        + f"; during {row['during'] / row['after']:.2f} of after, "
+        + f"; during is {row['during'] / row['after']:.2f} of after and "
         f"{row['during'] / row['ddp']:.2f} of ddp"
     )
 

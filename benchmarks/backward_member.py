@@ -1,4 +1,4 @@
-"""A learner that takes part in gradient rounds of moolink's and of DistributedDataParallel's.
+"""A learner in gradient rounds of moolink and of DistributedDataParallel.
 
 python -m benchmarks.backward_member HOST:PORT RANK/COUNT WIDTH LAYERS ROWS
 """
@@ -19,7 +19,7 @@ from tests.waiting import until
 
 
 class Learner:
-    """One model of linear layers for each system, and one batch."""
+    """A model for moolink, one for DistributedDataParallel, one for neither, and a batch."""
 
     def __init__(self, address: str, place: str, width: str, layers: str, rows: str) -> None:
         rank, count = map(int, place.split("/"))
@@ -45,7 +45,7 @@ class Learner:
         self._accumulator.set_virtual_batch_size(count)
 
     def formed(self, members: list[str]) -> int:
-        """Waits until all take part in rounds; returns the bytes of a model's gradients."""
+        """Waits until all take part in rounds; returns the size of a model's gradients in bytes."""
 
         def ready() -> bool:
             self._pump()
@@ -64,7 +64,7 @@ class Learner:
         return accumulator.has_gradients() or accumulator.wants_gradients()
 
     def step(self, way: str) -> float:
-        """Seconds from a common start of backward() until the mean is in the gradients."""
+        """Returns the seconds from a common start until the mean is in the gradients."""
         until(lambda: self._pump() and self._accumulator.wants_gradients(), "the next turn")
         models = {"backward": self._bare, "ddp": self._theirs}
         loss = models.get(way, self._mine)(self._batch).square().mean()

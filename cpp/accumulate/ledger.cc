@@ -94,7 +94,7 @@ void Ledger::add_record(Time now, const RoundRecord& record) {
   }
 }
 
-// This member's with gradients, in order of k.
+// This member's contributions with gradients to the round, in order of k.
 std::vector<const Ledger::Own*> Ledger::contributions(const RoundRecord& record) const {
   std::map<std::uint64_t, const Own*> in_order;
   for (const Contribution& contribution : record.contributions) {

@@ -50,9 +50,10 @@ class Ledger {
   // --- contributions ---
   std::uint64_t add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
                     std::uint64_t version = 0, std::shared_ptr<const Progress> progress = {});
-  // The rest of the contribution's bucket will not be written. Returns its round, or 0.
+  // The rest of the contribution's bucket will not be written. Returns the contribution's round, or
+  // 0.
   std::uint64_t withdraw(std::uint64_t k);
-  void drop_withdrawn();  // those in no round
+  void drop_withdrawn();  // the contributions in no round
   const std::map<std::uint64_t, Own>& own() const { return own_; }
   void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
   std::int64_t uncut_batch() const;
@@ -69,8 +70,8 @@ class Ledger {
   // Buckets of this member in the round, in order of k. None for a contribution in the record that
   // differs from the member's own, or that is in another round.
   std::vector<Buffer> inputs(const RoundRecord& record) const;
-  Written written(const RoundRecord& record) const;  // of the same
-  bool withdrew(std::uint64_t round) const;          // a contribution to it
+  Written written(const RoundRecord& record) const;  // of the same inputs
+  bool withdrew(std::uint64_t round) const;          // one of its contributions
   void store(Time now, std::uint64_t round, Buffer result, bool exclusive = false);
   // The user owns the result's memory from now on and may write it; it is not handed on any more.
   Buffer take(std::uint64_t round);

@@ -92,7 +92,7 @@ class Machine {
     std::uint64_t round = 0;
     std::int64_t total = 0;
     std::vector<Buffer> inputs;
-    Written written;                          // of the inputs
+    Written written;                          // how far the inputs are written
     std::vector<std::uint32_t> contributors;  // ranks in EnterEpoch's order
     std::uint64_t shared = 0;  // number of the reduction in the epoch's segment; 0: over messages
   };
@@ -179,11 +179,12 @@ class Machine {
   // A contribution of `batch` > 0 with its frozen bucket, or batch == 0 with none: statistics only
   // (skip_gradients). Returns its number k. The bucket is never written from now on; it is released
   // once its round is at every member. Throws Exception{invalid_argument}.
-  // With `progress` the user still writes the bucket: what it has reached is never written again.
+  // With `progress`, the user is still writing the bucket. The bytes that `progress` has reached do
+  // not change any more.
   std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters,
                       std::shared_ptr<const Progress> progress = {});
-  // The user will not write all of contribution k. If its round was cut, another epoch begins, in
-  // which the round never happened.
+  // The user will not write the rest of contribution k. If its round was cut, another epoch begins,
+  // in which the round never happened.
   void withdraw(Time now, std::uint64_t k);
   // The user has applied round r (from next_result()): model_version() == r from now on.
   void delivered(Time now, std::uint64_t r);

@@ -120,7 +120,7 @@ class Engine {
   OpId start_value(std::string name, wire::Payload value, Options options);
 
   void received(const Uid& from, const wire::Payload& payload);
-  // More of the inputs of operations with Options::written is written.
+  // Call it after more of the inputs of operations with Options::written has been written.
   void inputs_written();
   void summed(OpId op, RunId run, std::uint32_t task);
   void combined(OpId op, RunId run, std::variant<wire::Payload, Error> result);
@@ -206,7 +206,7 @@ class Engine {
   Members members_;
   std::optional<std::uint32_t> rank_;
   std::shared_ptr<const Hosts> hosts_;
-  std::shared_ptr<const Hosts> alone_;  // each rank by itself
+  std::shared_ptr<const Hosts> alone_;  // each rank is a host of its own
   // Residuals of compression in this epoch, by the operations' names; the last used one is last.
   std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;

@@ -61,8 +61,8 @@ class Exchange {
   // operations of the name.
   Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allocator& memory);
 
-  // The host's sum of a chain's elements, of partial_dtype(). Others read it until their results
-  // are there; along trees, not after this host's.
+  // The host's sum of a chain's elements, of partial_dtype(). Others read it until they have
+  // their results; along trees, not after this host has its own.
   void provide(std::uint32_t chain, Buffer partial);
   // Returns false if the schedule has no such message or it came before: the sender deviates.
   bool received(std::uint32_t host, std::uint32_t chain, std::uint32_t round, Buffer elements);
@@ -70,7 +70,7 @@ class Exchange {
 
   Effects take_effects() { return std::exchange(effects_, {}); }
   const Range& range(std::uint32_t chain) const { return chains_[chain].range; }
-  // Hosts whose messages some chain lacks next.
+  // The hosts from which some chain lacks its next message.
   std::set<std::uint32_t> waiting_for() const;
 
  private:

@@ -44,8 +44,8 @@ struct Hosts {
   }
 };
 
-// By the host key of each rank; a rank without a key is alone. Observers are guests where there are
-// no others on their host, and at least one rank is no guest.
+// Groups the ranks by host key; a rank without a key is alone. An observer is a guest if all ranks
+// of its host are observers. If all ranks are observers, none is a guest.
 inline Hosts hosts_of(const std::vector<Uid>& keys, std::vector<std::uint32_t> observers = {}) {
   Hosts hosts;
   std::map<Uid, std::uint32_t> numbers;

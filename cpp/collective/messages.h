@@ -55,8 +55,8 @@ struct OpKey {
   auto fields() { return std::tie(name, number); }
 };
 
-// The sender's elements for the receiver in a collective of any kind but allreduce, which are the
-// payload's only part.
+// The sender's elements for the receiver, which are the payload's only part. An allreduce has no
+// pieces.
 struct Piece {
   OpSpec spec;
 

@@ -112,7 +112,7 @@ void Operation::use_messages() {
   gather_own_inputs();
 }
 
-// In the partial dtype and apart from the user's memory, where that is needed.
+// Makes the input that is sent: in the partial dtype, and outside the user's memory, if needed.
 void Operation::gather_own_inputs() {
   const std::vector<Buffer>& inputs = request_.inputs;
   const tensor::DType partial = partial_dtype(spec()->dtype);
@@ -128,7 +128,7 @@ void Operation::gather_own_inputs() {
   // Along trees no member's input is needed any more when the result has arrived.
   const bool copies = request_.options.lent && (!is_all_reduce() || !in_trees());
   const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
-  // Large chains are provided as they are written; anything else needs all inputs first.
+  // Along trees, a chain is provided once it is written. All else needs the complete inputs first.
   awaits_inputs_ = (!as_it_is || !in_trees()) &&
                    !request_.options.written.reaches(inputs.front().size()) &&
                    !mutant("provide_what_is_not_written");

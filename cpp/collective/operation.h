@@ -46,7 +46,7 @@ inline constexpr std::uint64_t kSharedBytes = std::uint64_t{64} << 10;
 // to rank 0 and its result to all members instead. An accumulator's round is an allreduce; its
 // leader has decided whether it uses shared memory. Every other collective that can use it begins
 // with Started to rank 0, which sends Go when all have started the same: through shared memory, or
-// over messages (of any kind but allreduce, a Piece straight to its place).
+// over messages (in kinds other than allreduce, a Piece goes straight to its place).
 class Operation {
  public:
   struct Options {
@@ -58,8 +58,8 @@ class Operation {
     std::optional<MutableBuffer> output = {};
     // Inputs are the user's memory, not used after Done.
     bool lent = false;
-    // Of an allreduce's inputs, which another thread may still write. Engine::inputs_written() says
-    // that there is more.
+    // How far an allreduce's inputs are written, if another thread is still writing them.
+    // Engine::inputs_written() reports that more is written.
     Written written = {};
     // Not 0: every member passes this allreduce through shared memory into `output`, under this
     // number and without rank 0's Go. All numbers of an epoch come either from here or from rank 0.
@@ -79,7 +79,7 @@ class Operation {
     std::vector<std::string> names;  // of all members, in rank order
     bool one_host = false;
     std::shared_ptr<const Hosts> hosts = {};  // of the ranks; null: one host
-    // Each rank alone: an exchange without shared memory is among these.
+    // Each rank is a host of its own, for an exchange without shared memory.
     std::shared_ptr<const Hosts> alone = {};
     MutableBuffer residual = {};  // of compression between hosts, or empty
   };
@@ -227,7 +227,7 @@ class Operation {
   std::map<std::uint32_t, Buffer> pieces_;  // of any kind but allreduce, by sender
   std::optional<Exchange> exchange_;        // among hosts in a lane, or among all members
   std::uint32_t provided_ = 0;              // chains, among all members
-  std::uint32_t most_provided_ = 0;         // so that few are under way
+  std::uint32_t most_provided_ = 0;         // at most, so that few are under way
   std::vector<Range> awaited_;              // by a guest: the chains of each lane
   // Before the exchange begins: by sender, chain and round.
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, Buffer> early_portions_;

@@ -48,7 +48,7 @@ Schedule Operation::schedule() const {
                       spec()->compression != Compression::none, shared_ == 0 && place_.one_host);
 }
 
-// A lane's: in shared memory, its slices of the chunks.
+// The chains of a lane: in shared memory, its slices of the chunks.
 std::vector<Range> Operation::chains_of(std::uint32_t lane) const {
   if (shared_ == 0) {
     if (!in_trees()) return {{0, spec()->count()}};
@@ -85,7 +85,7 @@ void Operation::begin_exchange() {
   provide_written();
 }
 
-// The chains of this member's input that are written.
+// Provides the chains of this member's input that are written, up to most_provided_.
 void Operation::provide_written() {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   while (!error_ && provided_ < std::min<std::size_t>(most_provided_, have_.size())) {
@@ -115,7 +115,7 @@ void Operation::take_early_portions() {
 
 // --- a guest
 
-// The chains of all lanes, except slices without elements, for which nothing is sent.
+// A guest awaits the chains of all lanes, except empty slices, for which nothing is sent.
 void Operation::await_results() {
   for (std::uint32_t lane = 0; lane < hosts().lanes; ++lane) {
     for (const Range& chain : chains_of(lane)) {
@@ -173,8 +173,8 @@ bool Operation::take_portion(std::uint32_t from, const Portion& portion, const B
   return true;
 }
 
-// Before a member has begun, others can send it their partial sums, each element about once if
-// there are many chains, and few members send a small payload.
+// Before a member has begun, others can send it their partial sums. If there are many chains, they
+// send each element about once; a small payload comes from few members.
 bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   const std::size_t most = 4 * spec()->count() * item_size + (std::size_t{4} << 20);

@@ -36,7 +36,7 @@ struct PipelineOperation {
   // Each of input_bytes() of the passage; none at a rank that contributes nothing. If the operation
   // reduces, there may be several, which this rank combines first.
   std::vector<Buffer> inputs = {};
-  Written written = {};       // of the inputs of an all_reduce
+  Written written = {};       // how far the inputs of an all_reduce are written
   MutableBuffer output = {};  // output_bytes(); may be the input for all_reduce and broadcast
   // For an all_reduce with one input: the others read it there, and in_place() also the output.
   LentPlace lent = {};

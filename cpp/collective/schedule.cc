@@ -8,11 +8,11 @@ namespace {
 
 using StepKind = Step::Kind;
 
-// The model: a step costs a latency, in which a link could carry so many bytes, and the bytes it
-// sends; adding a byte costs a part of sending it.
+// The cost model: a step costs a latency, in which a link could carry kLatencyBytes, and its bytes.
+// To add a byte costs kAddingCost times as much as to send it.
 constexpr double kLatencyBytes = 64 << 10;
 constexpr double kAddingCost = 0.3;
-// In a star, the messages at the root cost more than the steps of doubling from there on.
+// With more members, the messages at the root of a star cost more than the steps of doubling.
 constexpr std::uint32_t kMostInStar = 8;
 
 constexpr std::uint64_t kChainsOfHost = 8;
@@ -60,7 +60,7 @@ std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t ro
   const auto rounds = static_cast<std::uint32_t>(std::bit_width(hosts - 1));
   const std::uint32_t place = (host + hosts - root) % hosts;  // the root's is 0
   const auto host_of = [&](std::uint32_t other) { return (other + root) % hosts; };
-  // A place's parent lacks its lowest bit; its children have one lower bit more.
+  // A place's parent lacks its lowest set bit. A child has one more bit below that one.
   const auto children =
       std::min(rounds, place == 0 ? rounds : static_cast<std::uint32_t>(std::countr_zero(place)));
   std::vector<Step> steps;

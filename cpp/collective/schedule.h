@@ -29,32 +29,31 @@ struct Step {
   bool operator==(const Step&) const = default;
 };
 
-// The numbers of steps and of messages decide for a small payload, in one chain; for a large one,
-// the bytes and how well sending and arithmetic overlap.
+// The numbers of steps and messages determine the cost of a small payload; the bytes and the
+// overlap of sending and arithmetic determine that of a large one.
 enum class Schedule : std::uint8_t { star, doubling, tree };
 
-// The schedule with the lowest cost by a model of latency and bandwidth: a function of what all
-// hosts know, so that they choose alike. docs/design/protocol/hosts.md has the measurements. A
-// compressed payload goes along trees unless it is tiny. `beside`: the "hosts" are members of one
-// host.
+// The schedule with the lowest cost by a model of latency and bandwidth. It depends only on what
+// all hosts know, so they choose alike. docs/design/protocol/hosts.md has the measurements. A
+// compressed payload above 64 KB goes along trees. `beside`: the "hosts" are members of one host.
 Schedule schedule_for(std::uint64_t bytes, std::uint32_t hosts, bool compressed, bool beside);
 
 // A host's steps in a chain.
 std::vector<Step> steps_of(Schedule schedule, std::uint32_t hosts, std::uint32_t host,
                            std::uint32_t root);
 
-// The chains of a payload that each host has as a whole and trees reduce: equally many for each
-// host, small enough that sending, arithmetic and receiving overlap, and large enough
-// that a message's fixed cost is negligible.
+// The chains along trees of a payload that each host has as a whole. Each host is the root of as
+// many. They are small enough that sending, arithmetic and receiving overlap, and large enough that
+// a message's fixed cost is negligible.
 std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std::uint32_t hosts);
 
 // Reduce-scatter and all-gather along binomial trees: the values of a chain go up a tree whose root
 // is `root`, which finishes the sum, and the result goes down the same tree: 2 log2(hosts) rounds,
 // rounded up. If chains have each host as their root in turn, a host sends 2 (hosts - 1) / hosts of
-// the bytes, the minimum, in as many messages as in a ring, which takes 2 (hosts - 1) rounds. (A
-// power of two of hosts sends what recursive halving and doubling does, a chain a message: R.
-// Rabenseifner, "Optimization of Collective Reduction Operations", 2004.) A host that has the
-// result knows that everything it sent of its own elements has arrived.
+// the bytes, the minimum, in as many messages as in a ring, which takes 2 (hosts - 1) rounds. (If
+// the number of hosts is a power of two, they send the data of recursive halving and doubling, one
+// chain in a message: R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004.) A
+// host that has the result knows that everything it sent of its own elements has arrived.
 std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t root);
 
 // All send to host 0, which reduces in the order of hosts and sends the result to all: two steps,

@@ -124,7 +124,7 @@ std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
     return late;
   };
   if (running_.front().taken) return behind(kTake, running_.front().last());
-  // Without a free window no rank puts: the cause is the rank that has not taken.
+  // Without a free window, no rank can put. The cause is a rank that has not taken.
   const std::uint64_t depth = layout().depth;
   if (cursors_[kPut].next <= chunk && chunk > depth) {
     if (auto late = behind(kTake, chunk - depth); !late.empty()) return late;
@@ -175,7 +175,7 @@ bool SharedPipeline::follows(Stage stage, std::uint64_t chunk) const {
   return false;
 }
 
-// Whether this rank's inputs of the chunk are. Of an abandoned operation nothing is read.
+// Whether this rank's inputs of the chunk are written. An abandoned operation does not read them.
 bool SharedPipeline::is_written(const Running& running, std::uint64_t chunk) const {
   const PipelineOperation& operation = running.operation;
   if (operation.abandoned || mutant("put_what_is_not_written")) return true;

@@ -21,7 +21,7 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   if (const auto it = peers_.find(from); it != peers_.end() && it->second.gone) {
     decide(timing);  // it comes back: first remove it
   }
-  // A peer counts once for each peer that it suspects, and never for itself.
+  // A peer's suspicion of another counts once. Its suspicion of itself does not count.
   std::set<Uid> suspected{from};
   std::erase_if(announce.suspected, [&](const Suspicion& suspicion) {
     return !suspected.insert(suspicion.instance).second;

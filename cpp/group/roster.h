@@ -67,7 +67,7 @@ class Roster {
     Time resend_at = Time::min();
     Time refuse_at = Time::min();
   };
-  // The suspicions of one peer that count.
+  // The suspicions that count against one peer.
   struct Reports {
     std::size_t count = 0;
     std::size_t dead = 0;         // of them, proofs of death
@@ -78,7 +78,7 @@ class Roster {
     Peer* peer;
     const Reports* reports;
   };
-  // What one decision derives from the members that this broker hears. evict() keeps it true.
+  // A summary, for one decision, of the members that this broker hears. evict() keeps it current.
   struct Heard {
     std::size_t reporting = 0;  // members whose suspicions count
     std::size_t holders = 0;    // of the state

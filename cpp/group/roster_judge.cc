@@ -106,7 +106,8 @@ void Roster::find_silent(const Timing& timing, const Heard& heard) {
   }
 }
 
-// One proof of death suffices; for silence, half of the others. Silent members do not count.
+// One proof of death suffices. For silence, half of the others must suspect the member. Silent
+// members do not count.
 bool Roster::condemned(const Heard& heard, const Reports& reports, bool is_reporting) {
   const std::size_t others = heard.reporting - (is_reporting ? 1 : 0);
   return reports.dead > 0 || (reports.count > 0 && 2 * reports.count >= others);

@@ -77,8 +77,8 @@ def summed_in(dtype: str) -> str:
 
 
 def sections(parameters: Sequence[Description]) -> list[Section]:
-    """A section for each dtype, so that a section is one kernel call. The last parameters are the
-    first in the bucket, in the order in which a backward pass has their gradients."""
+    """Returns a section for each dtype, so that a section is one kernel call. The bucket begins
+    with the last parameters, because a backward pass computes their gradients first."""
     by_dtype: dict[str, list[int]] = {}
     for index, parameter in reversed(list(enumerate(parameters))):
         if parameter.reduced:

@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 def model(width: int = 300, layers: int = 4) -> torch.nn.Sequential:
-    """Of some MB, so that a reduction has several chunks."""
+    """A model of more than 1 MB, so that a reduction has several chunks."""
     torch.manual_seed(1)
     return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
 
@@ -52,7 +52,7 @@ def expected(seeds: list[int]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("views", [False, True])
-def test_the_round_is_the_mean_as_of_reduce_gradients(make: Make, views: bool) -> None:
+def test_a_round_has_the_same_mean_as_with_reduce_gradients(make: Make, views: bool) -> None:
     peers, nets = two(make, gradient_as_bucket_view=views)
     for turn in range(3):
         losses = [loss_of(net, 2 * turn + i) for i, net in enumerate(nets)]
@@ -75,8 +75,8 @@ def test_the_round_is_the_mean_as_of_reduce_gradients(make: Make, views: bool) -
         assert not any(p.grad is not None and p.grad.any() for n in nets for p in n.parameters())
 
 
-def test_gradients_from_before_and_parameters_without_one_count_at_the_end(make: Make) -> None:
-    """As in a loop over micro-batches, whose last backward() is in the block."""
+def test_earlier_gradients_and_parameters_without_one_are_included(make: Make) -> None:
+    """Only the last backward() of several micro-batches is in the block."""
     peers, nets = two(make)
     unused = [nets[0][0].weight, nets[0][0].bias]
     loss_of(nets[0], 5).backward()
@@ -95,7 +95,7 @@ def test_gradients_from_before_and_parameters_without_one_count_at_the_end(make:
         torch.testing.assert_close(mean, (by_seed[5][number] + later + by_seed[7][number]) / 2)
 
 
-def test_all_kinds_of_gradients(make: Make) -> None:
+def test_dtypes_and_memory_formats_of_gradients(make: Make) -> None:
     leaves = [
         torch.zeros(2, 3, 4, 4, requires_grad=True),
         torch.zeros(5, dtype=torch.float64, requires_grad=True),
@@ -125,7 +125,7 @@ def test_an_exception_withdraws_the_contribution(make: Make) -> None:
     assert not any(p.grad.any() for p in nets[0].parameters())
     with peers[1].reduce_during_backward(1):
         loss_of(nets[1], 2).backward()
-    # The round of the two cannot end. The group begins another epoch, without the first.
+    # The round of the two contributions cannot end. The group begins another epoch without it.
     until(lambda: pump(peers) or peers[0].wants_gradients(), "another turn")
     with peers[0].reduce_during_backward(1, {"steps": 1}):
         loss_of(nets[0], 3).backward()
@@ -197,7 +197,9 @@ def test_no_member_applies_a_round_that_is_not_finite(make: Make) -> None:
     until(skipped, "the skipped round")
 
 
-def test_a_forgotten_backward_is_told(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_block_without_backward_logs_a_warning(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     net = model(4)
     peer = make("alone", list(net.parameters()))
     connect([peer])
@@ -207,7 +209,7 @@ def test_a_forgotten_backward_is_told(make: Make, caplog: pytest.LogCaptureFixtu
     assert "no parameter has a gradient" in caplog.text
 
 
-def test_once_a_turn_of_steps(make: Make) -> None:
+def test_a_turn_of_steps_allows_one_block(make: Make) -> None:
     net = model(4)
     peer = make("alone", list(net.parameters()))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

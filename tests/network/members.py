@@ -16,7 +16,8 @@ class RemoteMember:
     """A member in another process, on one of the hosts: see ``member.py``.
 
     Args:
-        module: that the process runs, with the broker's address, the name and ``options``.
+        module: the module that the process runs. Its arguments are the broker's address, the name
+            and ``options``.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ def test_messages_of_a_member_do_not_grow_with_the_group(
     report: Callable[[int], dict[str, Any]],
 ) -> None:
     costs = report(16)
-    # OFFER, PIECE and HAVE of each; CUT, REDUCED and STABLE to each; announcements now and then,
-    # and a HAVE more of who applies the round after it has reported it.
+    # OFFER and HAVE of each; CUT and STABLE to each; the PORTIONs of the hosts; an announcement now
+    # and then, and another HAVE of a member that applies the round after it has reported it.
     assert costs["round"]["messages"] <= 8
     assert costs["round"]["broker_sent"] == 0
     # ANNOUNCE twice and the view; FLUSH, RESUME, READY and GO, SETTINGS, and HAVE in the new epoch.
@@ -66,7 +66,7 @@ def test_a_large_bucket_crosses_hosts_and_no_connection_within_one(
     costs = report(16384)
     portions = costs["round"]["by_service"]["collective"]
     # Two chunks of 64 KB. The last host has one member, so one member of each host exchanges: a
-    # chunk goes around the ring of hosts twice.
+    # chunk goes up and down a tree of hosts once.
     hosts = math.ceil((MEMBERS + 1) / 8)
     assert portions == pytest.approx(2 * 2 * (hosts - 1) / MEMBERS)
     assert costs["round"]["messages"] - portions <= 8

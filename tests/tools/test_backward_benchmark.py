@@ -1,4 +1,4 @@
-"""The benchmark of rounds beside backward() runs; its figures are not looked at."""
+"""The benchmark of rounds during backward() runs; its figures are not checked."""
 
 from __future__ import annotations
 

@@ -96,11 +96,12 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   MutableBuffer bucket();
   const BucketLayout& layout() const { return layout_; }
   void offer(std::int64_t batch, accumulate::Counters counters);  // 0: statistics only
-  // The same while the user still fills the bucket, from its beginning. written() says how far: the
-  // other members read these bytes from then on, and all of it ends the contribution.
+  // The same while the user is still filling the bucket, from its beginning. written() says how
+  // many bytes are filled. The other members read them from then on; the last byte ends the
+  // contribution.
   void offer_unwritten(std::int64_t batch, accumulate::Counters counters);
   void written(std::size_t bytes);
-  // The rest will not be written. No effect on a contribution that has ended.
+  // Gives up the rest of the contribution. It has no effect after the contribution's end.
   void withdraw();
   void set_state(wire::Payload state);
   // The state that has arrived, if it is still wanted.
@@ -221,7 +222,7 @@ class AccumulatorPeer final : public Driven, private ViewObserver {
   Seen seen_;
   std::optional<std::uint64_t> shown_;  // the round that the user got and has not applied
   MutableBuffer bucket_;
-  // A contribution of bucket_ that has not ended.
+  // The contribution whose bucket_ is still being filled.
   struct Unwritten {
     std::uint64_t k = 0;
     std::shared_ptr<Progress> progress;

@@ -73,7 +73,7 @@ MutableBuffer OperationRunner::input(std::size_t bytes) {
 void OperationRunner::inputs_written() {
   engine_.inputs_written();
   carry_out();
-  rpc_->context()->engine().loop().wake();  // for the pipeline, which looks itself
+  rpc_->context()->engine().loop().wake();  // the pipeline reads the progress itself
 }
 
 std::vector<std::string> OperationRunner::waiting_for(collective::OpId op) const {

@@ -50,7 +50,7 @@ TEST("ledger: a result is kept until it is both applied here and at every member
   }
 }
 
-TEST("ledger: a round is written when all its contributions of this member are") {
+TEST("ledger: a round is written once all of this member's contributions to it are") {
   Ledger ledger(kSelf);
   ledger.reset(0, true);
   const auto progress = std::make_shared<Progress>();

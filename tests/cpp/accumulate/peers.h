@@ -64,7 +64,7 @@ class Peers {
     }
   }
 
-  // Other views that machines asked for.
+  // The number of views that machines asked for.
   std::size_t demotions() const { return demotions_; }
   std::size_t warnings() const { return warnings_; }
   // Messages that let a member free the snapshot that it holds.
@@ -135,13 +135,13 @@ class Peers {
     for (auto& machine : machines_) machine->view(now_, view_);
     settle();
   }
-  // Another epoch, of which only this peer hears.
+  // Another epoch, which only this peer enters.
   void enter_alone(std::size_t index) {
     ++view_.epoch;
     machines_[index]->view(now_, view_);
     settle();
   }
-  // A contribution that is written up to `progress`; returns its number.
+  // Offers a bucket that is written up to `progress`; returns the contribution's number.
   std::uint64_t contribute_unwritten(std::size_t index, std::shared_ptr<const Progress> progress) {
     const std::uint64_t k = machines_[index]->offer(now_, HeapAllocator().allocate(kBucketBytes), 1,
                                                     {}, std::move(progress));
@@ -159,7 +159,7 @@ class Peers {
                             {wire::encode(envelope), {}});
     settle();
   }
-  // Reductions do not end any more, or those that begin from now on do.
+  // Reductions that begin from now on do not end; unless `held`, they end again.
   void hold_reductions(bool held = true) { reduces_ = !held; }
   std::size_t reductions() const { return reductions_; }
   void give_state(const Buffer& bytes) {

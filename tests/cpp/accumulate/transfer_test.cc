@@ -175,7 +175,7 @@ TEST("version: it is set before the group forms; later it is refused, or comes t
   CHECK_EQ(late.warnings(), 1U);
 }
 
-TEST("version: a history does not begin at that of a state that its leader has replaced") {
+TEST("version: a history does not begin at the version of a state that its leader has replaced") {
   Peers peers(2);
   peers.users_come();
   peers.transfer_state(state_bytes());
@@ -191,7 +191,7 @@ TEST("version: a history does not begin at that of a state that its leader has r
   CHECK_EQ(peers.demotions(), 1U);  // it asks for another view
 }
 
-TEST("rounds: a contribution that is withdrawn is in none, and its round begins again") {
+TEST("rounds: a withdrawn contribution is in no round, and its round begins again") {
   for (const bool is_cut : {true, false}) {
     Peers peers(2);
     peers.share_state(state_bytes());

@@ -92,8 +92,8 @@ TEST("a piece is refused where members exchange portions") {
   CHECK_EQ(members.done(0, id)->error.code, ErrorCode::error);
 }
 
-// As in a round of an accumulator: an observer has no input, and some members have none.
-TEST("over messages, too, observers get the result, and not all members need an input") {
+// As in a round of an accumulator, observers and some members have no input.
+TEST("over messages, observers get the result, and not every member needs an input") {
   for (const std::uint32_t count : {0u, 3u, 100'003u}) {
     for (const std::size_t hosts : {1, 5}) {
       std::vector<std::uint64_t> numbers;
@@ -121,8 +121,8 @@ TEST("over messages, too, observers get the result, and not all members need an 
   }
 }
 
-// Over messages and through shared memory, with other members' bytes before or after.
-TEST("inputs are read as far as they are written") {
+// Over messages and through shared memory. The members write in different orders.
+TEST("an input is read only as far as it is written") {
   for (const std::uint32_t count : {3u, 100'003u, 1'000'000u}) {
     for (const bool shared : {false, true}) {
       Members members(4, count, {0, 0, 1, 1});
@@ -150,7 +150,7 @@ TEST("inputs are read as far as they are written") {
         members.settle();
       };
       for (const std::size_t i : {2, 0, 3, 1}) write(i, count / 2);
-      // All that half of the elements allow has been exchanged.
+      // Most of the written half has been exchanged.
       const std::uint64_t half = std::uint64_t{count} * sizeof(float);
       if (count == 1'000'000) CHECK(members.bytes_between_hosts() > half * 7 / 10);
       for (std::size_t i = 0; i < 4; ++i) CHECK(members.done(i, ids[i]) == nullptr);

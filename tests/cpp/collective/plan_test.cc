@@ -156,7 +156,7 @@ TEST("chunks are short while there would be few, and as long as windows allow ot
   CHECK_EQ(chunks_of({Kind::scatter, 0, 4, 4, 1 << 20}, window), std::uint64_t{64});
 }
 
-TEST("slices cover every element once, in order, evenly at cache lines") {
+TEST("even slices cover every element once, in order, and are cut at cache lines") {
   for (const std::size_t item : {1u, 2u, 4u, 8u, 16u}) {
     for (std::size_t owners = 1; owners <= 9; ++owners) {
       for (const std::uint64_t count : {0u, 1u, 63u, 64u, 1000u, 4097u, 65536u, 1000003u}) {

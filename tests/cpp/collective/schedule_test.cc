@@ -178,7 +178,7 @@ TEST("trees reduce every element once, in any order of delivery") {
                   [&](std::uint32_t host) { return Chains{{{0, 1000}, tree(1000, host, 7)}}; });
 }
 
-TEST("a tree's root alone finishes, in at most 2 log2 rounds") {
+TEST("only the root of a tree finishes, and a tree takes at most 2 log2 rounds") {
   for (std::uint32_t hosts = 2; hosts <= 40; ++hosts) {
     std::uint32_t rounds = 0;
     while (1u << rounds < hosts) ++rounds;
@@ -193,7 +193,7 @@ TEST("a tree's root alone finishes, in at most 2 log2 rounds") {
   }
 }
 
-TEST("trees send 2 (hosts - 1) / hosts of the bytes from every host") {
+TEST("along trees, every host sends 2 (hosts - 1) / hosts of the bytes") {
   for (std::uint32_t hosts = 2; hosts <= 9; ++hosts) {
     const std::uint64_t count = 1 << 20;
     std::vector<Chains> schedules;
@@ -217,7 +217,7 @@ TEST("recursive doubling evaluates one expression at all hosts, beyond powers of
   }
 }
 
-TEST("a host that is in no way between others sends no result on") {
+TEST("a host whose result no other host needs does not send it on") {
   using moolink::collective::sends_result;
   for (const std::uint32_t host : {0u, 1u, 2u, 3u}) CHECK(!sends_result(doubling(4, host)));
   CHECK(sends_result(doubling(3, 0)) && !sends_result(doubling(3, 1)));
@@ -255,7 +255,7 @@ TEST("a star reduces in the order of hosts, in two steps") {
   }
 }
 
-TEST("the fewer hosts, the larger a payload for which doubling is cheaper than trees") {
+TEST("doubling is cheaper than trees up to a size that shrinks with the number of hosts") {
   const auto largest = [](std::uint32_t hosts) {
     std::uint64_t bytes = 1 << 10;
     while (schedule_for(bytes, hosts, false, false) == Schedule::doubling) bytes += 1 << 10;

@@ -275,7 +275,7 @@ TEST("shared pipeline: ranks that started different operations are told so") {
   }
 }
 
-TEST("shared pipeline: a rank that blocks all windows is the one waited for") {
+TEST("shared pipeline: the cause of a wait for a window is the rank that has not taken") {
   constexpr std::uint32_t kRanks = 3;
   Ranks ranks(layout_of(kRanks));
   const auto advance = [&](std::uint32_t rank) {

@@ -54,7 +54,7 @@ struct Founded : Broker {
     drain();
   }
 
-  // Of a member of the newest view.
+  // The announcement of a member of the newest view.
   Announce announcement(std::uint64_t id) const {
     Announce announce = asks_to_join(id);
     announce.epoch = announce.floor = view("g")->epoch;
@@ -105,7 +105,7 @@ TEST("a peer that knows of a member's death joins in the view that leaves the me
   CHECK(broker.view("g")->find(Uid{3, 3}) != nullptr);
 }
 
-TEST("a member counts once for each member that it suspects, and never for itself") {
+TEST("a member's suspicion of another counts once, and its suspicion of itself never") {
   Founded broker(5);
   const auto suspects = [&](std::uint64_t from, std::vector<Suspicion> suspected) {
     Announce announce = broker.announcement(from);
@@ -123,7 +123,7 @@ TEST("a member counts once for each member that it suspects, and never for itsel
   CHECK_EQ(broker.view("g")->members.size(), 4u);
 }
 
-TEST("a holder of the state stays one if the other, which asked to demote it, dies in that turn") {
+TEST("the last holder keeps the state if the leader that asked to demote it has died") {
   for (const bool dies : {false, true}) {
     Founded broker(2, true);
     for (const std::uint64_t id : {1, 2}) {

@@ -101,7 +101,7 @@ void Learner::contribute(Time now, accumulate::Machine& machine, Random& random)
           "contributions are not numbered in turn");
 }
 
-// Writes some more of it, or gives it up.
+// Writes more of the offered bucket, or withdraws the contribution.
 void Learner::write_on(Time now, accumulate::Machine& machine, Random& random, bool calm) {
   Unwritten& one = *unwritten_;
   if (!calm && random.chance(1, 50)) {

@@ -25,7 +25,7 @@ class Learner {
     std::uint64_t eager_percent = 70;  // contributes when asked
     std::uint64_t slots = 2;           // results that may wait
     std::uint64_t parallel_gradients = 1;
-    std::uint64_t unwritten_percent = 0;  // of buckets are offered before they are written
+    std::uint64_t unwritten_percent = 0;  // of the buckets that are offered before they are written
   };
 
   Learner(Registry& registry, Uid instance, Habits habits, std::uint64_t first_version);
@@ -76,7 +76,7 @@ class Learner {
   std::uint64_t known_epoch_ = 0;
   std::uint64_t known_round_ = 0;  // the last one cut in this epoch
   std::uint64_t contributed_ = 0;  // contributions in this epoch
-  // An offered bucket that is not all written.
+  // An offered bucket that is still being written.
   struct Unwritten {
     std::uint64_t k = 0;
     MutableBuffer bucket;

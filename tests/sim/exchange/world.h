@@ -57,7 +57,7 @@ class ExchangeWorld {
   HeapAllocator heap_;
   collective::OpSpec spec_;
   collective::Hosts hosts_;
-  bool beside_ = false;                                // the "hosts" are members of one
+  bool beside_ = false;                                // the "hosts" are members of one host
   std::size_t chains_ = 1;                             // of each lane
   bool whole_numbers_ = true;                          // sums are exact in any order
   std::vector<Buffer> inputs_;                         // of each rank

@@ -135,7 +135,7 @@ Cost Crowd::idle(Duration duration) {
   return measure([&] { return simulation_.now() >= until; });
 }
 
-// A member that is neither the first nor the leader.
+// Kills a member that is neither the first nor the leader.
 Crowd::Process& Crowd::kill() {
   Process& victim = **std::find_if(peers_.rbegin(), peers_.rend(), [](const auto& peer) {
     return peer->alive && !peer->machine->is_leader() && peer->engine->rank() != 0;

@@ -1,8 +1,8 @@
 // What a group of many members costs:
 //   sim_members [--members N] [--elements N] [--rounds N] [--deaths N] [--seeds N]
 // prints one line of JSON; exits with 1 if the group does not get on, with 2 on wrong usage.
-// `elements` are of 8 bytes, `deaths` happen at once. Messages and bytes are per member, CPU is in
-// seconds.
+// `elements` are of 8 bytes. `deaths` members die at once. Messages and bytes are per member, CPU
+// is in seconds.
 
 #include <cstdio>
 #include <cstdlib>
