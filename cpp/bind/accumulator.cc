@@ -264,13 +264,13 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
       .def("offer_unwritten", forward(&Peer::offer_unwritten), nb::arg("batch_size"),
            nb::arg("counters"), unlocked,
            "Contributes the bucket while it is still being filled, from its beginning. written() "
-           "says how far it is filled, withdraw() that the rest will not come.",
+           "reports how much is filled; withdraw() gives up the rest.",
            nb::sig("def offer_unwritten(self, batch_size: int, counters: dict[str, int]) -> None"))
       .def("written", forward(&Peer::written), nb::arg("bytes"), unlocked,
-           "The first `bytes` of the bucket are filled: the other members read them from now on. "
-           "All of them end the contribution.")
+           "Reports that the first `bytes` bytes of the bucket are filled; the other members read "
+           "them from now on. The last byte ends the contribution.")
       .def("withdraw", forward(&Peer::withdraw), unlocked,
-           "Gives up a contribution that is not filled: its round begins again without it.")
+           "Gives up a contribution whose bucket is not filled; its round begins again without it.")
       .def("why_not_wanted", forward(&Peer::why_not_wanted), unlocked,
            "Returns a sentence on why wants_gradients() is false.")
       .def("take_result", &PyAccumulator::take_result,

@@ -307,7 +307,7 @@ MutableBuffer AccumulatorPeer::bucket() {
 
 void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
   const Engine::Lock lock = lock_open();
-  if (unwritten_) throw Exception(ErrorCode::error, "a contribution is not written yet");
+  if (unwritten_) throw Exception(ErrorCode::error, "the last contribution is still being written");
   offer_bucket(batch, std::move(counters), batch > 0 ? Buffer(bucket_) : Buffer(), {});
   if (batch > 0) bucket_ = {};
 }
@@ -315,7 +315,7 @@ void AccumulatorPeer::offer(std::int64_t batch, accumulate::Counters counters) {
 void AccumulatorPeer::offer_unwritten(std::int64_t batch, accumulate::Counters counters) {
   const Buffer bucket = this->bucket();
   const Engine::Lock lock = lock_open();
-  if (unwritten_) throw Exception(ErrorCode::error, "a contribution is not written yet");
+  if (unwritten_) throw Exception(ErrorCode::error, "the last contribution is still being written");
   offer_bucket(batch, std::move(counters), bucket, std::make_shared<Progress>());
 }
 
