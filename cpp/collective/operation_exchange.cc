@@ -90,7 +90,7 @@ void Operation::provide_written() {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   while (!error_ && provided_ < std::min<std::size_t>(most_provided_, have_.size())) {
     const Range& range = exchange_->range(provided_);
-    if (!request_.options.written.reaches(range.end * item_size) &&
+    if (!request_.options.written.reaches(range.end * item_size_) &&
         !mutant("provide_what_is_not_written")) {
       return;
     }

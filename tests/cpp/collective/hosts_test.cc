@@ -164,6 +164,35 @@ TEST("inputs are read as far as they are written") {
   }
 }
 
+// Members exchange them as float32, twice as long as what is written.
+TEST("float16 inputs are exchanged when they are written") {
+  for (const std::uint32_t count : {3u, 100'003u}) {
+    Members members(3, count);
+    OpSpec spec = floats(count);
+    spec.dtype = tensor::DType::float16;
+    const std::vector<std::uint16_t> halves(count, float_to_half(0.5f));
+    Engine::Options options;
+    std::vector<std::shared_ptr<Progress>> written;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 3; ++i) {
+      written.push_back(std::make_shared<Progress>());
+      options.written.buffers = {written[i]};
+      ids.push_back(members.start(i, "x", spec, {buffer(halves)}, options));
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      written[i]->reach(halves.size() * sizeof(std::uint16_t));
+      members.inputs_written(i);
+    }
+    members.settle();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<std::uint16_t>(done->tensor) ==
+            std::vector<std::uint16_t>(count, float_to_half(1.5f)));
+    }
+  }
+}
+
 // An observer on a host of its own leads no lane and has no pipeline.
 TEST("guests get the result from the leaders of one host") {
   for (const std::uint32_t count : {0u, 3u, 100'003u}) {
