@@ -73,7 +73,7 @@ void Exchange::advance(std::uint32_t id) {
 // Returns whether the step was done or begun; a task that makes the next value leaves `busy` set.
 bool Exchange::do_step(std::uint32_t id, Chain& chain) {
   const Step& step = chain.steps[chain.step];
-  if (step.kind != StepKind::store && !chain.value) return false;
+  if (!chain.value) return false;
   if (is_receive(step) && !chain.arrived.contains(step.round)) return false;
   switch (step.kind) {
     case StepKind::send:
@@ -233,7 +233,7 @@ std::set<std::uint32_t> Exchange::waiting_for() const {
         chain.steps.begin() + static_cast<std::ptrdiff_t>(chain.step), chain.steps.end(),
         [&](const Step& s) { return is_receive(s) && !chain.arrived.contains(s.round); });
     if (next == chain.steps.end()) continue;
-    const bool lacks_own = next->kind != StepKind::store && !chain.value && !chain.busy;
+    const bool lacks_own = !chain.value && !chain.busy;  // then the others wait for this host
     if (!lacks_own) hosts.insert(next->peer);
   }
   return hosts;
