@@ -98,8 +98,10 @@ void Operation::use_messages() {
   uses_messages_ = true;
   if (is_all_reduce()) {
     // A retry gives the same memory to the next run, while a task of this run may still write.
-    in_place_ = has_output() && !request_.options.retry && !in_trees() && !is_guest() &&
-                !sends_result(steps_of(schedule(), hosts().count(), hosts().of[place_.rank], 0));
+    const std::uint32_t host = hosts().of[place_.rank];
+    in_place_ = has_output() && !request_.options.retry && !in_trees() &&
+                hosts().guests[host].empty() && !is_guest() &&
+                !sends_result(steps_of(schedule(), hosts().count(), host, 0));
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
   } else {

@@ -138,7 +138,8 @@ bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
     return false;
   }
   have_[index] = 1;
-  put(static_cast<std::uint32_t>(index), elements, bytes_of(tensor(), awaited_[index]));
+  const MutableBuffer& result = uses_messages_ ? result_ : tensor();
+  put(static_cast<std::uint32_t>(index), elements, bytes_of(result, awaited_[index]));
   return true;
 }
 

@@ -193,6 +193,45 @@ TEST("float16 inputs are exchanged when they are written") {
   }
 }
 
+// The member that sends the observer the result gets its memory back before the other has read it.
+TEST("an observer gets the result into given memory, and not from the memory of another's user") {
+  for (const std::uint32_t count : {3u, 100'003u}) {
+    Members members(2, count, {0, 1}, {1});
+    OpSpec spec = floats(count);
+    spec.contributors = {0};
+    std::vector<MutableBuffer> outputs;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 2; ++i) {
+      Engine::Options options;
+      outputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+      options.output = outputs[i];
+      std::vector<Buffer> inputs;
+      if (i == 0) inputs.push_back(buffer(std::vector<float>(count, 3.0f)));
+      ids.push_back(members.start(i, "x", spec, std::move(inputs), options));
+    }
+    CHECK(members.done(0, ids[0]) != nullptr);
+    std::memset(outputs[0].data(), 0x7f, outputs[0].size());
+    members.settle();
+    CHECK(members.done(1, ids[1]) != nullptr);
+    CHECK(values_of<float>(outputs[1]) == std::vector<float>(count, 3.0f));
+  }
+}
+
+TEST("a member whose input is not written waits for no other member") {
+  Members members(3, 1, {0, 1, 2});
+  const std::uint32_t count = 100'003;
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < 3; ++i) {
+    Engine::Options options;
+    if (i == 1) options.written.buffers = {std::make_shared<Progress>()};
+    const Buffer input = buffer(std::vector<float>(count));
+    ids.push_back(members.start(i, "x", floats(count), {input}, options));
+  }
+  members.settle();
+  CHECK(members.engine(1).waiting_for(ids[1]).empty());
+  CHECK(!members.engine(0).waiting_for(ids[0]).empty());
+}
+
 // An observer on a host of its own leads no lane and has no pipeline.
 TEST("guests get the result from the leaders of one host") {
   for (const std::uint32_t count : {0u, 3u, 100'003u}) {
