@@ -127,7 +127,7 @@ void Operation::gather_own_inputs() {
     }
     return send_own_inputs();
   }
-  // Along trees no member's input is needed any more when the result has arrived.
+  // Along trees a chain is copied when it is sent, if at all.
   const bool copies = request_.options.lent && (!is_all_reduce() || !in_trees());
   const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
   // Large chains are provided as they are written; anything else needs all inputs first.

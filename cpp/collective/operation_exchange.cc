@@ -74,6 +74,7 @@ void Operation::begin_exchange() {
   plan.dtype = spec()->dtype;
   plan.op = spec()->op;
   plan.divisor = spec()->divisor;
+  plan.lent = shared_ == 0 && request_.options.lent && sum_of_inputs_.empty();
   const bool several = place_.hosts != nullptr && place_.hosts->count() > 1;
   if (several) plan.compression = spec()->compression;
   if (shared_ == 0) have_.assign(plan.chains.size(), 0);

@@ -400,6 +400,30 @@ TEST("an input of the user is the user's again when the member is done, also bet
   }
 }
 
+TEST("a lent input is the user's again after a failure, and others end without what it becomes") {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Members members(2, seed, {0, 1});
+    const std::uint32_t count = 150'000;
+    Engine::Options lent;
+    lent.lent = true;
+    std::vector<MutableBuffer> inputs;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 2; ++i) {
+      inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+      std::memset(inputs[i].data(), 0, inputs[i].size());
+      ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+    }
+    members.settle(seed % 20);
+    if (members.done(1, ids[1]) != nullptr) continue;
+    members.enter(2, 1);  // the other learns of it later
+    std::memset(inputs[1].data(), 0x7f, inputs[1].size());
+    members.settle();
+    const Engine::Done* done = members.done(0, ids[0]);
+    if (done == nullptr || done->error) continue;
+    CHECK(values_of<float>(done->tensor) == std::vector<float>(count));
+  }
+}
+
 TEST("compression keeps what it loses for the next operation of the name, in one epoch") {
   Members members(2, 5, {0, 1});
   const std::vector<float> input(40'000, 1.003f);  // no bfloat16
