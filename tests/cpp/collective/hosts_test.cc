@@ -260,6 +260,20 @@ TEST("guests get the result from the leaders of one host") {
   }
 }
 
+TEST("an operation that fails ends at a guest, which has no pipeline to give it up in") {
+  Members members(3, 1, {0, 0, 1}, {2});
+  members.share_memory();
+  OpSpec spec = floats(100);
+  spec.contributors = {0, 1};
+  Engine::Options shared;
+  shared.shared = 1;
+  const OpId id = members.start(2, "x", spec, {}, shared);
+  members.start(0, "x", spec, {buffer(std::vector<float>(100))}, shared);
+  members.cancel(0, 1, make_error(ErrorCode::cancelled, "enough"));
+  members.settle();
+  CHECK_EQ(members.done(2, id)->error.code, ErrorCode::cancelled);
+}
+
 TEST("a guest leads no lane") {
   const Hosts hosts = hosts_of({{1, 0}, {1, 0}, {1, 1}, {1, 1}, {1, 2}}, {4});
   CHECK(hosts.count() == 2u && hosts.lanes == 2u && hosts.is_guest(4) && !hosts.is_guest(3));
