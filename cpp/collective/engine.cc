@@ -117,6 +117,9 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
     refuse(name, "compression is for sums and means of float32");
   }
   check_ranks(name, spec.contributors, members_.instances.size());
+  if (!spec.contributors.empty() && !spec.adds()) {  // the others reduce zeros
+    refuse(name, "only a sum or a mean is of some members");
+  }
   const bool contributes = spec.contributes(*rank_);
   if (contributes == inputs.empty()) {
     refuse(name, contributes ? "an input is missing" : "this rank must not pass an input");

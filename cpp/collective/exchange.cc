@@ -36,6 +36,7 @@ Exchange::Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allo
 
 void Exchange::provide(std::uint32_t chain, Buffer partial) {
   chains_[chain].value = std::move(partial);
+  chains_[chain].lent = plan_.lent;
   advance(chain);
 }
 
@@ -73,7 +74,7 @@ void Exchange::advance(std::uint32_t id) {
 // Returns whether the step was done or begun; a task that makes the next value leaves `busy` set.
 bool Exchange::do_step(std::uint32_t id, Chain& chain) {
   const Step& step = chain.steps[chain.step];
-  if (step.kind != StepKind::store && !chain.value) return false;
+  if (!chain.value) return false;
   if (is_receive(step) && !chain.arrived.contains(step.round)) return false;
   switch (step.kind) {
     case StepKind::send:
@@ -98,6 +99,13 @@ bool Exchange::send(std::uint32_t id, Chain& chain, const Step& step) {
     Pending pending{id, encode(chain, *chain.value, work), true, {}};
     add_task(chain, std::move(work), std::move(pending));
     return true;  // and send in the same step, once it is encoded
+  }
+  if (chain.lent) {
+    SumTask copy = sum_task({*chain.value});
+    copy.output = memory_.allocate(chain.value->size());
+    Pending pending{id, copy.output, false, {}};
+    add_task(chain, std::move(copy), std::move(pending));
+    return true;  // the same
   }
   effects_.outgoing.push_back({step.peer, id, step.round, *chain.value});
   ++chain.step;
@@ -220,6 +228,7 @@ void Exchange::done(std::uint32_t task) {
   if (pending.value) {
     chain.value = std::move(pending.value);
     chain.encoded = pending.encoded;
+    chain.lent = false;
     chain.busy = false;
   }
   if (pending.result) chain.result = std::move(pending.result);
@@ -233,7 +242,7 @@ std::set<std::uint32_t> Exchange::waiting_for() const {
         chain.steps.begin() + static_cast<std::ptrdiff_t>(chain.step), chain.steps.end(),
         [&](const Step& s) { return is_receive(s) && !chain.arrived.contains(s.round); });
     if (next == chain.steps.end()) continue;
-    const bool lacks_own = next->kind != StepKind::store && !chain.value && !chain.busy;
+    const bool lacks_own = !chain.value && !chain.busy;  // then the others wait for this host
     if (!lacks_own) hosts.insert(next->peer);
   }
   return hosts;

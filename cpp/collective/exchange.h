@@ -34,6 +34,9 @@ class Exchange {
     ReduceOp op = ReduceOp::sum;
     double divisor = 1;
     Compression compression = Compression::none;  // of float32 only; not if it is small
+    // The partial sums are a user's memory, which is read only until the results are here or the
+    // operation fails: what is sent is a copy.
+    bool lent = false;
   };
   // Elements of one chain for another host: the message's only part.
   struct Outgoing {
@@ -62,7 +65,7 @@ class Exchange {
   Exchange(Plan plan, MutableBuffer result, MutableBuffer residual, Allocator& memory);
 
   // The host's sum of a chain's elements, of partial_dtype(). Others read it until they have
-  // their results; along trees, not after this host has its own.
+  // their results, unless it is lent.
   void provide(std::uint32_t chain, Buffer partial);
   // Returns false if the schedule has no such message or it came before: the sender deviates.
   bool received(std::uint32_t host, std::uint32_t chain, std::uint32_t round, Buffer elements);
@@ -80,6 +83,7 @@ class Exchange {
     std::size_t step = 0;
     std::optional<Buffer> value;  // the sum so far, or the result
     bool encoded = false;         // in the encoding between hosts
+    bool lent = false;            // it is this host's own, as provided
     bool busy = false;            // a task makes the next value
     std::optional<Buffer> result;
     std::uint32_t tasks = 0;

@@ -98,8 +98,10 @@ void Operation::use_messages() {
   uses_messages_ = true;
   if (is_all_reduce()) {
     // A retry gives the same memory to the next run, while a task of this run may still write.
-    in_place_ = has_output() && !request_.options.retry && !in_trees() && !is_guest() &&
-                !sends_result(steps_of(schedule(), hosts().count(), hosts().of[place_.rank], 0));
+    const std::uint32_t host = hosts().of[place_.rank];
+    in_place_ = has_output() && !request_.options.retry && !in_trees() &&
+                hosts().guests[host].empty() && !is_guest() &&
+                !sends_result(steps_of(schedule(), hosts().count(), host, 0));
   } else if (reduces(passage_.kind)) {
     have_.assign(1, 0);
   } else {
@@ -125,7 +127,7 @@ void Operation::gather_own_inputs() {
     }
     return send_own_inputs();
   }
-  // Along trees no member's input is needed any more when the result has arrived.
+  // Along trees a chain is copied when it is sent, if at all.
   const bool copies = request_.options.lent && (!is_all_reduce() || !in_trees());
   const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
   // Along trees, a chain is provided once it is written. All else needs the complete inputs first.

@@ -74,6 +74,7 @@ void Operation::begin_exchange() {
   plan.dtype = spec()->dtype;
   plan.op = spec()->op;
   plan.divisor = spec()->divisor;
+  plan.lent = shared_ == 0 && request_.options.lent && sum_of_inputs_.empty();
   const bool several = place_.hosts != nullptr && place_.hosts->count() > 1;
   if (several) plan.compression = spec()->compression;
   if (shared_ == 0) have_.assign(plan.chains.size(), 0);
@@ -90,7 +91,7 @@ void Operation::provide_written() {
   const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   while (!error_ && provided_ < std::min<std::size_t>(most_provided_, have_.size())) {
     const Range& range = exchange_->range(provided_);
-    if (!request_.options.written.reaches(range.end * item_size) &&
+    if (!request_.options.written.reaches(range.end * item_size_) &&
         !mutant("provide_what_is_not_written")) {
       return;
     }
@@ -138,7 +139,8 @@ bool Operation::result_for_guest(std::uint32_t from, const Portion& portion,
     return false;
   }
   have_[index] = 1;
-  put(static_cast<std::uint32_t>(index), elements, bytes_of(tensor(), awaited_[index]));
+  const MutableBuffer& result = uses_messages_ ? result_ : tensor();
+  put(static_cast<std::uint32_t>(index), elements, bytes_of(result, awaited_[index]));
   return true;
 }
 

@@ -67,7 +67,7 @@ void Operation::fail(Error error, bool local) {
   effects_.publish.clear();
   effects_.combine.reset();
   effects_.ready_to_go = false;
-  if (shared_ != 0 && !effects_.pass) effects_.abandon = shared_;
+  if (shared_ != 0 && !effects_.pass && !is_guest()) effects_.abandon = shared_;
   effects_.unsettled = asks_ && !went_ && place_.rank != 0;
   effects_.finished = true;
 }

@@ -449,4 +449,12 @@ TEST("wrong use is refused where it happens") {
   CHECK_THROWS(alone.start("x", floats(1), {one}, {}), ErrorCode::closed);
 }
 
+TEST("a maximum is not of some members: the others take part with zeros") {
+  Members members(2);
+  OpSpec spec = floats(4, ReduceOp::max);
+  spec.contributors = {0};
+  CHECK_THROWS(members.start(0, "x", spec, {buffer(std::vector<float>(4))}),
+               ErrorCode::invalid_argument);
+}
+
 }  // namespace engine_test

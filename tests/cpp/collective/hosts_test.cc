@@ -164,6 +164,74 @@ TEST("an input is read only as far as it is written") {
   }
 }
 
+// Members exchange them as float32, twice as long as what is written.
+TEST("float16 inputs are exchanged when they are written") {
+  for (const std::uint32_t count : {3u, 100'003u}) {
+    Members members(3, count);
+    OpSpec spec = floats(count);
+    spec.dtype = tensor::DType::float16;
+    const std::vector<std::uint16_t> halves(count, float_to_half(0.5f));
+    Engine::Options options;
+    std::vector<std::shared_ptr<Progress>> written;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 3; ++i) {
+      written.push_back(std::make_shared<Progress>());
+      options.written.buffers = {written[i]};
+      ids.push_back(members.start(i, "x", spec, {buffer(halves)}, options));
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      written[i]->reach(halves.size() * sizeof(std::uint16_t));
+      members.inputs_written(i);
+    }
+    members.settle();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const Engine::Done* done = members.done(i, ids[i]);
+      CHECK(done != nullptr && !done->error);
+      CHECK(values_of<std::uint16_t>(done->tensor) ==
+            std::vector<std::uint16_t>(count, float_to_half(1.5f)));
+    }
+  }
+}
+
+// The member that sends the observer the result gets its memory back before the other has read it.
+TEST("an observer gets the result into given memory, and not from the memory of another's user") {
+  for (const std::uint32_t count : {3u, 100'003u}) {
+    Members members(2, count, {0, 1}, {1});
+    OpSpec spec = floats(count);
+    spec.contributors = {0};
+    std::vector<MutableBuffer> outputs;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 2; ++i) {
+      Engine::Options options;
+      outputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+      options.output = outputs[i];
+      std::vector<Buffer> inputs;
+      if (i == 0) inputs.push_back(buffer(std::vector<float>(count, 3.0f)));
+      ids.push_back(members.start(i, "x", spec, std::move(inputs), options));
+    }
+    CHECK(members.done(0, ids[0]) != nullptr);
+    std::memset(outputs[0].data(), 0x7f, outputs[0].size());
+    members.settle();
+    CHECK(members.done(1, ids[1]) != nullptr);
+    CHECK(values_of<float>(outputs[1]) == std::vector<float>(count, 3.0f));
+  }
+}
+
+TEST("a member whose input is not written waits for no other member") {
+  Members members(3, 1, {0, 1, 2});
+  const std::uint32_t count = 100'003;
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < 3; ++i) {
+    Engine::Options options;
+    if (i == 1) options.written.buffers = {std::make_shared<Progress>()};
+    const Buffer input = buffer(std::vector<float>(count));
+    ids.push_back(members.start(i, "x", floats(count), {input}, options));
+  }
+  members.settle();
+  CHECK(members.engine(1).waiting_for(ids[1]).empty());
+  CHECK(!members.engine(0).waiting_for(ids[0]).empty());
+}
+
 // An observer on a host of its own leads no lane and has no pipeline.
 TEST("guests get the result from the leaders of one host") {
   for (const std::uint32_t count : {0u, 3u, 100'003u}) {
@@ -190,6 +258,20 @@ TEST("guests get the result from the leaders of one host") {
       }
     }
   }
+}
+
+TEST("an operation that fails ends at a guest, which has no pipeline to give it up in") {
+  Members members(3, 1, {0, 0, 1}, {2});
+  members.share_memory();
+  OpSpec spec = floats(100);
+  spec.contributors = {0, 1};
+  Engine::Options shared;
+  shared.shared = 1;
+  const OpId id = members.start(2, "x", spec, {}, shared);
+  members.start(0, "x", spec, {buffer(std::vector<float>(100))}, shared);
+  members.cancel(0, 1, make_error(ErrorCode::cancelled, "enough"));
+  members.settle();
+  CHECK_EQ(members.done(2, id)->error.code, ErrorCode::cancelled);
 }
 
 TEST("a guest leads no lane") {
@@ -329,6 +411,30 @@ TEST("an input of the user is the user's again when the member is done, also bet
         }
       }
     }
+  }
+}
+
+TEST("a lent input is the user's again after a failure, and others end without what it becomes") {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Members members(2, seed, {0, 1});
+    const std::uint32_t count = 150'000;
+    Engine::Options lent;
+    lent.lent = true;
+    std::vector<MutableBuffer> inputs;
+    std::vector<OpId> ids;
+    for (std::size_t i = 0; i < 2; ++i) {
+      inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+      std::memset(inputs[i].data(), 0, inputs[i].size());
+      ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+    }
+    members.settle(seed % 20);
+    if (members.done(1, ids[1]) != nullptr) continue;
+    members.enter(2, 1);  // the other learns of it later
+    std::memset(inputs[1].data(), 0x7f, inputs[1].size());
+    members.settle();
+    const Engine::Done* done = members.done(0, ids[0]);
+    if (done == nullptr || done->error) continue;
+    CHECK(values_of<float>(done->tensor) == std::vector<float>(count));
   }
 }
 
