@@ -41,6 +41,7 @@ from moolink.torch.tensors import (
     plain_copy,
     shape_text,
     unflatten,
+    writes,
     zero_all,
 )
 
@@ -235,12 +236,14 @@ class Accumulator(AccumulatorBase):
             with accumulator.reduce_during_backward(batch_size=32):
                 loss.backward()
 
-        It takes the place of :meth:`reduce_gradients` and leaves the gradients zeroed. Gradients
-        of parameters without one count as they are at the end of the block, and so do those on
-        a device. An exception in the block withdraws the contribution: the group begins another
-        epoch, in which no member has anything of it.
+        It takes the place of :meth:`reduce_gradients` and leaves the gradients zeroed. A gradient
+        on a device, or one that ``backward()`` does not compute in the block, counts as it is at
+        the end of the block. The others must not change once ``backward()`` has computed them: do
+        not clip or unscale them in the block. With ``gradient_as_bucket_view`` they are ``None``
+        from then on. An exception in the block withdraws the contribution: the group begins
+        another epoch, in which no member has anything of it.
 
-        The others cannot be told of a gradient that is not finite before it is there. So
+        The first gradients are with the other members before the last ones can be checked. So
         ``on_nonfinite`` applies to the round: with ``"skip"`` no member applies it, with
         ``"raise"`` :meth:`update` raises at every member.
 
@@ -249,8 +252,9 @@ class Accumulator(AccumulatorBase):
             counters: integers summed exactly over the round's contributions.
 
         Raises:
-            RuntimeError: ``wants_gradients()`` is false, :meth:`update` is called in the block, or
-                ``backward()`` is called in it twice.
+            RuntimeError: ``wants_gradients()`` is false, :meth:`update` is called in the block,
+                ``backward()`` is called in it twice, or a gradient has changed after ``backward()``
+                had computed it.
             ValueError, TypeError: as for :meth:`reduce_gradients`.
         """
         return reduce_during_backward(self, batch_size, counters)
@@ -369,10 +373,7 @@ class Accumulator(AccumulatorBase):
     def _ends_gradients(self) -> list[tuple[int, int] | None]:
         """For the first and the last parameter: the id of the gradient tensor, and its number of
         writes."""
-        ends = (self._reduced[0].grad, self._reduced[-1].grad)
-        return [
-            None if g is None else (id(g), -1 if g.is_inference() else g._version) for g in ends
-        ]
+        return [writes(self._reduced[0].grad), writes(self._reduced[-1].grad)]
 
     def _any_gradient(self) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self._reduced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ import torch
 from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
-from moolink.torch.tensors import zero_all
+from moolink.errors import Closed
+from moolink.torch.tensors import writes, zero_all
 
 if TYPE_CHECKING:
     from moolink.torch.accumulator import Accumulator
@@ -33,9 +35,13 @@ class BackwardGather:
         self._places: list[tuple[Section, tuple[int, int, int]]] = [
             (section, place) for section in accumulator._sections for place in section.places
         ]
+        self._viewed = {id(parameter) for parameter in accumulator._viewed}
         self._filled = [False] * len(self._places)
+        self._writes: list[tuple[int, int] | None] = [None] * len(self._places)  # when filled
         self._next = 0  # the first place that is not filled
         self._told = 0  # bytes
+        self._lock = threading.Lock()  # backward() calls from several threads
+        self.any_computed = False  # a gradient, on any device
 
     def watch(self, hooks: contextlib.ExitStack) -> None:
         """Has autograd call this object for each parameter, until the stack is closed."""
@@ -47,6 +53,10 @@ class BackwardGather:
                 hooks.callback(handle.remove)
 
     def _complete(self, number: int, parameter: torch.Tensor) -> None:
+        with self._lock:
+            self._fill(number, parameter)
+
+    def _fill(self, number: int, parameter: torch.Tensor) -> None:
         if self._filled[number]:
             raise RuntimeError(
                 "a second backward() in reduce_during_backward(): the gradients of the first are "
@@ -54,11 +64,15 @@ class BackwardGather:
                 "it for all but the last before the block"
             )
         gradient = parameter.grad
+        self.any_computed |= gradient is not None
         if gradient is None or gradient.is_cuda or gradient.layout is not torch.strided:
             return  # finish() waits for a device once, and the accumulator refuses the others
         section, place = self._places[number]
         self._accumulator._gather_places(section, [place], self._batch_size, clear=False)
         self._filled[number] = True
+        if id(parameter) in self._viewed:
+            parameter.grad = None  # the other members read the bucket
+        self._writes[number] = writes(parameter.grad)
         self._tell()
 
     def _tell(self) -> None:
@@ -72,11 +86,21 @@ class BackwardGather:
             self._accumulator._core.written(written)
             self._told = written
 
-    def any_filled(self) -> bool:
-        return any(self._filled)
+    def _require_unchanged(self) -> None:
+        for (_, (index, _, _)), filled, then in zip(
+            self._places, self._filled, self._writes, strict=True
+        ):
+            now = writes(self._accumulator._parameters[index].grad)
+            if filled and now is not None and now != then:
+                raise RuntimeError(
+                    f"the gradient of parameters[{index}] was changed in reduce_during_backward() "
+                    "after backward() had computed it: the other members have it as it was. Change "
+                    "gradients in a hook (register_hook), or the round's mean"
+                )
 
     def finish(self) -> None:
         """Fills the rest, from the gradients as they are, and ends the contribution."""
+        self._require_unchanged()
         for section in self._accumulator._sections:
             rest = [
                 place
@@ -97,18 +121,19 @@ def reduce_during_backward(
     accumulator._require_wanted("reduce_during_backward")
     accumulator._validate()
     gather = BackwardGather(accumulator, batch_size)
-    accumulator._core.offer_unwritten(batch_size, sums)
-    accumulator._in_backward = True
     try:
+        accumulator._in_backward = True
+        accumulator._core.offer_unwritten(batch_size, sums)
         with contextlib.ExitStack() as hooks:
             gather.watch(hooks)
             yield
         accumulator._validate()
-        if not gather.any_filled():
+        if not gather.any_computed and not accumulator._any_gradient():
             accumulator._warn_without_gradients()
         gather.finish()
     except BaseException:
-        accumulator._core.withdraw()
+        with contextlib.suppress(Closed):  # a closed accumulator contributes nothing
+            accumulator._core.withdraw()
         raise
     finally:
         accumulator._in_backward = False

@@ -63,6 +63,13 @@ def zero_all(tensors: list[torch.Tensor]) -> None:
             torch._foreach_zero_(others)
 
 
+def writes(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    """The tensor's id and its number of writes, which tell whether it has changed since."""
+    if gradient is None:
+        return None
+    return id(gradient), -1 if gradient.is_inference() else gradient._version
+
+
 def shape_text(shape: torch.Size, dtype: torch.dtype) -> str:
     return f"{dtype_name(dtype)}{tuple(shape)}"
 

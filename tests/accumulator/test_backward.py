@@ -224,3 +224,59 @@ def test_a_turn_of_steps_allows_one_block(make: Make) -> None:
             pass
         turns += 1
     assert turns >= 3
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_gradient_that_changes_after_it_was_sent_is_refused(make: Make, views: bool) -> None:
+    net = model(4)
+    peer = make("alone", list(net.parameters()), gradient_as_bucket_view=views)
+    connect([peer])
+
+    def replace(parameter: torch.Tensor) -> None:
+        parameter.grad = torch.ones_like(parameter)
+
+    changes = [replace] if views else [replace, lambda parameter: parameter.grad.mul_(0.5)]
+    for change in changes:
+        with (
+            pytest.raises(RuntimeError, match=r"parameters\[1\] was changed"),
+            peer.reduce_during_backward(1),
+        ):
+            loss_of(net, 1, 4).backward()
+            change(net[0].bias)
+        until(lambda: pump([peer]) or peer.wants_gradients(), "another turn")
+
+
+def test_a_view_of_the_bucket_is_no_gradient_once_others_read_it(make: Make) -> None:
+    net = model()
+    peer = make("alone", list(net.parameters()), gradient_as_bucket_view=True)
+    connect([peer])
+    with peer.reduce_during_backward(7):
+        loss_of(net, 1).backward()
+        net.zero_grad(set_to_none=False)
+    until(lambda: shown([peer]), "the round")
+    for mean, wanted in zip(gradients_of(net), expected([1]), strict=True):
+        torch.testing.assert_close(mean, wanted)
+
+
+def test_gradients_from_before_alone_are_not_forgotten(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = model(4)
+    peer = make("alone", list(net.parameters()))
+    connect([peer])
+    loss_of(net, 1, 4).backward()
+    wanted = gradients_of(net)
+    with peer.reduce_during_backward(1):
+        pass
+    until(lambda: shown([peer]), "the round")
+    torch.testing.assert_close(gradients_of(net), wanted)
+    assert "no parameter has a gradient" not in caplog.text
+
+
+def test_the_user_gets_an_exception_of_a_block_that_closes_the_accumulator(make: Make) -> None:
+    net = model(4)
+    peer = make("alone", list(net.parameters()))
+    connect([peer])
+    with pytest.raises(ZeroDivisionError), peer.reduce_during_backward(1):
+        peer.close()
+        raise ZeroDivisionError
