@@ -898,17 +898,17 @@ class AccumulatorCore:
 
     def offer_unwritten(self, batch_size: int, counters: dict[str, int]) -> None:
         """
-        Contributes the bucket while it is still being filled, from its beginning. written() says how far it is filled, withdraw() that the rest will not come.
+        Contributes the bucket while it is still being filled, from its beginning. written() reports how much is filled; withdraw() gives up the rest.
         """
 
     def written(self, bytes: int) -> None:
         """
-        The first `bytes` of the bucket are filled: the other members read them from now on. All of them end the contribution.
+        Reports that the first `bytes` bytes of the bucket are filled; the other members read them from now on. The last byte ends the contribution.
         """
 
     def withdraw(self) -> None:
         """
-        Gives up a contribution that is not filled: its round begins again without it.
+        Gives up a contribution whose bucket is not filled; its round begins again without it.
         """
 
     def why_not_wanted(self) -> str:

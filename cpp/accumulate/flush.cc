@@ -17,7 +17,7 @@ using group::View;
 using Flushes = std::map<Uid, Flush>;
 
 bool is_founder(const Flush& flush) {
-  return flush.founded != 0 && flush.standing == Standing::complete && !mutant("mix_foundations");
+  return flush.founded != 0 && flush.standing == Standing::complete;
 }
 
 // The history that continues: the view's, or another that a member still holds, because a broker

@@ -143,7 +143,7 @@ void Machine::withdraw(Time now, std::uint64_t k) {
 
 // The round cannot end, because a contribution of this member to it was withdrawn.
 void Machine::abandon_round(std::uint64_t round) {
-  if (phase_ != Phase::active || mutant("withdraw_in_silence")) return;
+  if (phase_ != Phase::active) return;
   ask_for_view(config_.instance, "it withdrew a contribution to round " + std::to_string(round));
 }
 

@@ -73,7 +73,7 @@ struct Combined {};
 struct Failure {
   Error error;
   std::uint64_t shared = 0;  // rank 0's: as in Go, if it sent Go; else it never will
-  bool asks_why = false;     // only the receiver knows whose data is missing, and fails it
+  bool asks_why = false;     // the receiver names the members that it waits for, and fails it
 
   auto fields() { return std::tie(error, shared, asks_why); }
 };

@@ -52,8 +52,7 @@ std::vector<Range> chain_ranges(std::uint64_t count, std::size_t item_size, std:
 // rounded up. If chains have each host as their root in turn, a host sends 2 (hosts - 1) / hosts of
 // the bytes, the minimum, in as many messages as in a ring, which takes 2 (hosts - 1) rounds. (If
 // the number of hosts is a power of two, they send the data of recursive halving and doubling, one
-// chain in a message: R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004.) A
-// host that has the result knows that everything it sent of its own elements has arrived.
+// chain in a message: R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004.)
 std::vector<Step> tree(std::uint32_t hosts, std::uint32_t host, std::uint32_t root);
 
 // All send to host 0, which reduces in the order of hosts and sends the result to all: two steps,

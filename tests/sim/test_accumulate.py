@@ -20,10 +20,6 @@ REACHED = {
     "withdrawn contributions",
 }
 
-# Mutants that few seeds catch, with a seed that does.
-RARE = {"mix_foundations": 1034}
-
-
 def test_invariants_hold(simulation: Any) -> None:
     result = simulation("accumulate").run("0..199")
     assert result["failures"] == 0, result["stderr"]
@@ -40,6 +36,4 @@ def test_same_seed_same_trace(simulation: Any) -> None:
 def test_every_mutant_is_caught(simulation: Any) -> None:
     accumulate = simulation("accumulate")
     assert len(accumulate.mutants()) >= 10
-    assert accumulate.survivors(**RARE) == []
-    for seed in RARE.values():
-        assert accumulate.run(f"{seed}..{seed}")["failures"] == 0
+    assert accumulate.survivors() == []

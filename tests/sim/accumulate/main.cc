@@ -35,7 +35,6 @@ const std::vector<std::string> kMutants = {
     "give_away_what_was_handed_on",
     "resync_after_flush",
     "flush_once",
-    "mix_foundations",
 };
 
 class Life {
