@@ -20,6 +20,7 @@ REACHED = {
     "withdrawn contributions",
 }
 
+
 def test_invariants_hold(simulation: Any) -> None:
     result = simulation("accumulate").run("0..199")
     assert result["failures"] == 0, result["stderr"]
