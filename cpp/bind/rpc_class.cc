@@ -115,8 +115,8 @@ constexpr const char* kExplainDoc =
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
 smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
 encrypted, as within one host). "paths" lists every path, best first, with the "reason" if it is not
-in use; "tried" the addresses that were dialled in vain, each with its error; "asked" the peers that
-were asked for the name. "reason" is a summary in one sentence.)";
+in use. "tried" lists the addresses that this peer could not reach, each with its error. "asked" lists
+the peers from which it requested the addresses of the name. "reason" is a summary in one sentence.)";
 
 void bind_peer(nb::class_<PyRpc>& rpc) {
   rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,

@@ -117,8 +117,7 @@ void Operation::use_messages() {
 // Makes the input that is sent: in the partial dtype, and outside the user's memory, if needed.
 void Operation::gather_own_inputs() {
   const std::vector<Buffer>& inputs = request_.inputs;
-  const tensor::DType partial = partial_dtype(spec()->dtype);
-  const std::size_t item_size = is_all_reduce() ? tensor::item_size(partial) : item_size_;
+  const std::size_t item_size = is_all_reduce() ? partial_size() : item_size_;
   if (inputs.empty()) {
     if (is_all_reduce() && !is_guest()) {  // the others expect elements from every member
       const MutableBuffer zeros = memory_.allocate(spec()->count() * item_size);

@@ -155,6 +155,7 @@ class Operation {
  private:
   bool has_output() const { return spec() != nullptr && request_.options.output; }
   bool is_all_reduce() const { return spec()->kind == Kind::all_reduce; }
+  std::size_t partial_size() const { return tensor::item_size(partial_dtype(spec()->dtype)); }
   bool shares_hosts() const { return place_.hosts != nullptr && place_.hosts->share_memory(); }
   const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
   template <class Bytes>
@@ -167,7 +168,7 @@ class Operation {
     effects_.tasks.push_back({task, std::move(copy)});
   }
 
-  std::optional<std::uint32_t> who_knows_why() const;
+  std::optional<std::uint32_t> member_to_ask() const;
   bool must_ask() const;
   void started(std::uint32_t from, const OpSpec& theirs);
   void use_messages();

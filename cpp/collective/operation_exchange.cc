@@ -43,8 +43,7 @@ PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t 
 }
 
 Schedule Operation::schedule() const {
-  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
-  return schedule_for(spec()->count() * item_size, hosts().count(),
+  return schedule_for(spec()->count() * partial_size(), hosts().count(),
                       spec()->compression != Compression::none, shared_ == 0 && place_.one_host);
 }
 
@@ -52,8 +51,7 @@ Schedule Operation::schedule() const {
 std::vector<Range> Operation::chains_of(std::uint32_t lane) const {
   if (shared_ == 0) {
     if (!in_trees()) return {{0, spec()->count()}};
-    const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
-    return chain_ranges(spec()->count(), item_size, hosts().count());
+    return chain_ranges(spec()->count(), partial_size(), hosts().count());
   }
   std::vector<Range> chains;
   const std::uint64_t chunks = chunks_of(passage_of_host(), kWindowBytes);
@@ -88,7 +86,6 @@ void Operation::begin_exchange() {
 
 // Provides the chains of this member's input that are written, up to most_provided_.
 void Operation::provide_written() {
-  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
   while (!error_ && provided_ < std::min<std::size_t>(most_provided_, have_.size())) {
     const Range& range = exchange_->range(provided_);
     if (!request_.options.written.reaches(range.end * item_size_) &&
@@ -96,7 +93,7 @@ void Operation::provide_written() {
       return;
     }
     exchange_->provide(provided_++,
-                       input_.slice(range.begin * item_size, range.count() * item_size));
+                       input_.slice(range.begin * partial_size(), range.count() * partial_size()));
     take_exchange_effects();
   }
 }
@@ -178,8 +175,7 @@ bool Operation::take_portion(std::uint32_t from, const Portion& portion, const B
 // Before a member has begun, others can send it their partial sums. If there are many chains, they
 // send each element about once; a small payload comes from few members.
 bool Operation::keep_early(std::uint32_t from, const Portion& portion, Buffer elements) {
-  const std::size_t item_size = tensor::item_size(partial_dtype(spec()->dtype));
-  const std::size_t most = 4 * spec()->count() * item_size + (std::size_t{4} << 20);
+  const std::size_t most = 4 * spec()->count() * partial_size() + (std::size_t{4} << 20);
   early_bytes_ += elements.size() + kCacheLine;
   return early_bytes_ <= most &&
          early_portions_

@@ -20,7 +20,7 @@ void Operation::refuse(std::uint32_t from, const std::string& what) {
 }
 
 // A member that this one waits for, and that may wait for others itself.
-std::optional<std::uint32_t> Operation::who_knows_why() const {
+std::optional<std::uint32_t> Operation::member_to_ask() const {
   if (spec() == nullptr || (asks_ && !went_)) return 0;
   if (!exchange_ || shared_ != 0) return std::nullopt;
   const std::set<std::uint32_t> hosts = exchange_->waiting_for();
@@ -29,10 +29,10 @@ std::optional<std::uint32_t> Operation::who_knows_why() const {
 }
 
 bool Operation::ask_why(const Error& error) {
-  const auto who = who_knows_why();
-  if (!who || *who == place_.rank || effects_.finished || error_) return false;
+  const auto asked = member_to_ask();
+  if (!asked || *asked == place_.rank || effects_.finished || error_) return false;
   Outgoing& question = effects_.outgoing.emplace_back();
-  question.to = *who;
+  question.to = *asked;
   question.content.emplace<Failure>(Failure{error, 0, true});
   return true;
 }

@@ -14,7 +14,7 @@ from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
 from moolink.errors import Closed
-from moolink.torch.tensors import writes, zero_all
+from moolink.torch.tensors import writes
 
 if TYPE_CHECKING:
     from moolink.torch.accumulator import Accumulator
@@ -138,8 +138,7 @@ def reduce_during_backward(
     finally:
         accumulator._in_backward = False
         accumulator._drop_views()  # the other members read the bucket
-        zero_all([p.grad for p in accumulator._reduced if p.grad is not None])
-        accumulator._ends_left = accumulator._ends_gradients()
+        accumulator._clear()
 
 
 class TrainingStep(training_steps.TrainingStep):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.accumulate import AccumulatorBase
 from tests.accumulator.loops import Make, connect, pump
 from tests.waiting import until
 
@@ -41,6 +42,14 @@ def two(make: Make, **options: object) -> tuple[list, list[torch.nn.Sequential]]
         peer.set_virtual_batch_size(2)
     connect(peers)
     return peers, nets
+
+
+def alone(make: Make) -> tuple[torch.nn.Sequential, AccumulatorBase]:
+    """A small model and its only peer, which wants gradients."""
+    net = model(4)
+    peer = make("alone", list(net.parameters()))
+    connect([peer])
+    return net, peer
 
 
 def expected(seeds: list[int]) -> list[torch.Tensor]:
@@ -137,9 +146,7 @@ def test_an_exception_withdraws_the_contribution(make: Make) -> None:
 
 
 def test_misuse_is_refused(make: Make) -> None:
-    net = model(4)
-    peer = make("alone", list(net.parameters()))
-    connect([peer])
+    net, peer = alone(make)
     for call, message in (
         (lambda: loss_of(net, 2, 4).backward(), "second backward"),
         (peer.update, r"update\(\) was called in"),
@@ -176,9 +183,7 @@ def test_a_sparse_gradient_is_refused(make: Make) -> None:
 
 
 def test_a_closed_accumulator_ends_the_block_with_an_error(make: Make) -> None:
-    net = model(4)
-    peer = make("alone", list(net.parameters()))
-    connect([peer])
+    net, peer = alone(make)
     with pytest.raises(moolink.errors.Closed), peer.reduce_during_backward(1):
         loss_of(net, 1, 4).backward()
         peer.close()
@@ -200,9 +205,7 @@ def test_no_member_applies_a_round_that_is_not_finite(make: Make) -> None:
 def test_a_block_without_backward_logs_a_warning(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net = model(4)
-    peer = make("alone", list(net.parameters()))
-    connect([peer])
+    _, peer = alone(make)
     with peer.reduce_during_backward(1):
         pass
     until(lambda: shown([peer]), "the round")
@@ -261,9 +264,7 @@ def test_a_view_of_the_bucket_is_no_gradient_once_others_read_it(make: Make) -> 
 def test_gradients_from_before_alone_are_not_forgotten(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net = model(4)
-    peer = make("alone", list(net.parameters()))
-    connect([peer])
+    net, peer = alone(make)
     loss_of(net, 1, 4).backward()
     wanted = gradients_of(net)
     with peer.reduce_during_backward(1):
@@ -274,9 +275,7 @@ def test_gradients_from_before_alone_are_not_forgotten(
 
 
 def test_the_user_gets_an_exception_of_a_block_that_closes_the_accumulator(make: Make) -> None:
-    net = model(4)
-    peer = make("alone", list(net.parameters()))
-    connect([peer])
+    _, peer = alone(make)
     with pytest.raises(ZeroDivisionError), peer.reduce_during_backward(1):
         peer.close()
         raise ZeroDivisionError

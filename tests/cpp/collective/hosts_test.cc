@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "collective/engine.h"
@@ -18,6 +19,22 @@ OpSpec compressed(std::int64_t count, Compression compression) {
   OpSpec spec = floats(count);
   spec.compression = compression;
   return spec;
+}
+
+// An allreduce "x" of zeros at each member, in memory that is the user's after the operation.
+std::pair<std::vector<MutableBuffer>, std::vector<OpId>> start_lent_zeros(Members& members,
+                                                                          std::size_t number,
+                                                                          std::uint32_t count) {
+  Engine::Options lent;
+  lent.lent = true;
+  std::vector<MutableBuffer> inputs;
+  std::vector<OpId> ids;
+  for (std::size_t i = 0; i < number; ++i) {
+    inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
+    std::memset(inputs[i].data(), 0, inputs[i].size());
+    ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
+  }
+  return {std::move(inputs), std::move(ids)};
 }
 
 TEST("members of several hosts get the same bits, small and large, early or late") {
@@ -329,15 +346,7 @@ TEST("no member gets a result that includes data that another has abandoned") {
     Members members(4, seed, {0, 0, 1, 1});
     members.share_memory();
     const std::uint32_t count = 300'000;
-    std::vector<OpId> ids;
-    std::vector<MutableBuffer> inputs;
-    Engine::Options lent;
-    lent.lent = true;
-    for (std::size_t i = 0; i < 4; ++i) {
-      inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
-      std::memset(inputs[i].data(), 0, inputs[i].size());
-      ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
-    }
+    const auto [inputs, ids] = start_lent_zeros(members, 4, count);
     members.settle(seed);
     if (members.done(1, ids[1]) == nullptr) {
       Error enough;
@@ -388,15 +397,7 @@ TEST("an input of the user is the user's again when the member is done, also bet
   for (const std::uint32_t count : {16'384u, 150'000u}) {  // by doubling, by a tree
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       Members members(2, seed, {0, 1});
-      Engine::Options lent;
-      lent.lent = true;
-      std::vector<MutableBuffer> inputs;
-      std::vector<OpId> ids;
-      for (std::size_t i = 0; i < 2; ++i) {
-        inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
-        std::memset(inputs[i].data(), 0, inputs[i].size());
-        ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
-      }
+      const auto [inputs, ids] = start_lent_zeros(members, 2, count);
       for (int step = 0; step < 1000; ++step) {
         members.settle(1);
         for (std::size_t i = 0; i < 2; ++i) {
@@ -418,15 +419,7 @@ TEST("a lent input is the user's again after a failure, and others end without w
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     Members members(2, seed, {0, 1});
     const std::uint32_t count = 150'000;
-    Engine::Options lent;
-    lent.lent = true;
-    std::vector<MutableBuffer> inputs;
-    std::vector<OpId> ids;
-    for (std::size_t i = 0; i < 2; ++i) {
-      inputs.push_back(HeapAllocator().allocate(count * sizeof(float)));
-      std::memset(inputs[i].data(), 0, inputs[i].size());
-      ids.push_back(members.start(i, "x", floats(count), {inputs[i]}, lent));
-    }
+    const auto [inputs, ids] = start_lent_zeros(members, 2, count);
     members.settle(seed % 20);
     if (members.done(1, ids[1]) != nullptr) continue;
     members.enter(2, 1);  // the other learns of it later
