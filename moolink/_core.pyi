@@ -1,7 +1,7 @@
 """The compiled core. moolink re-exports the public names."""
 
 import types
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy
@@ -24,35 +24,34 @@ class ReceivedTensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-def tensor_info(tensor: Any) -> moolink.reports.TensorInfo:
-    """
-    Describes a tensor as moolink sees it: dtype, shape, strides in elements and more.
-    """
-
 def as_array(tensor: Any) -> numpy.typing.NDArray[Any]:
     """
     Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA device. The view is read-only if the tensor must not be written.
     """
 
 def register_type(
-    type: type[Any],
+    type: object,
     name: str,
     form: str,
     fields: Sequence[str],
-    to_state: Callable[[Any], object] | None,
-    from_state: Callable[[Any], Any] | None,
+    to_state: object | None,
+    from_state: object | None,
 ) -> None:
     """
     Registers a type of values, see moolink.register. `form`: "dataclass", "namedtuple", "enum", "flags" or, with `to_state` and `from_state`, "converted".
     """
 
-def set_late_registration(late: Callable[[type[Any] | str], bool]) -> None:
+def set_late_registration(late: object) -> None:
     """
     Sets the function that is called with a type, or a peer's name for a type, that is not registered. It returns whether it has registered the type.
     """
 
 def encode(
-    value: Any, *, allow_pickle: bool = False, max_depth: int = ..., max_message: int = ...
+    value: object | None,
+    *,
+    allow_pickle: bool = False,
+    max_depth: int = 200,
+    max_message: int = 68719476736,
 ) -> tuple[bytes, list[bytes]]:
     """
     The message that a value becomes: its body and the bytes of its arrays.
@@ -64,16 +63,16 @@ def decode(
     *,
     allow_pickle: bool = False,
     arrays: str = "same",
-    max_depth: int = ...,
+    max_depth: int = 200,
 ) -> Any:
     """The value of a message; raises WireError."""
 
-def copy_to_host(tensors: list[Any], arrays: list[numpy.typing.NDArray[Any]]) -> None:
+def copy_to_host(tensors: list[Any], arrays: list[Any]) -> None:
     """
     Copies tensors on devices into host arrays of the same sizes, in row-major order.
     """
 
-def copy_to_device(array: Any, address: int, device: int) -> None:
+def copy_to_device(array: object, address: int, device: int) -> None:
     """Copies a host array into memory of a device that no queued work uses."""
 
 def cuda_info() -> moolink.reports.CudaInfo:
@@ -285,7 +284,7 @@ class RpcDeferredReturn:
 class RpcStreamReturn(RpcDeferredReturn):
     """The reply of a streamed call, with the items before it."""
 
-    def item(self, value: Any) -> bool:
+    def item(self, value: object) -> bool:
         """
         Sends an item; returns whether the caller takes another one now. Raises ValueError if the caller takes none now.
         """
@@ -384,6 +383,11 @@ class RpcCore:
     def connect(self, address: str) -> None:
         """
         Connects to the peer that listens at "host:port" and keeps trying, now and whenever the connection is lost. Returns at once; raises ValueError if the address is malformed.
+        """
+
+    def close(self) -> None:
+        """
+        Takes a moment to send the last replies, tells the peers, and makes pending calls fail with moolink.Closed. Further calls of close() do nothing.
         """
 
     def addresses(self) -> list[str]:
@@ -485,11 +489,6 @@ class RpcCore:
         Iteration raises the errors of a call (see async_), TimeoutError if no item came within the limit.
         """
 
-    def close(self) -> None:
-        """
-        Takes a moment to send the last replies, tells the peers, and makes pending calls fail with moolink.Closed. Further calls of close() do nothing.
-        """
-
     def stats(self) -> moolink.reports.RpcStats:
         """
         Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all paths, and of each in "paths"), connections, failed dials and peers. "copies" counts arrays that were copied although others would not have been, "cuda" the copies from and to CUDA devices.
@@ -569,6 +568,9 @@ class GroupCore:
     def update(self) -> bool:
         """Adopts the newest view; returns whether it has changed."""
 
+    def is_outdated(self) -> bool:
+        """Returns whether update() would return True, or raise."""
+
     def wait_for_members(self, count: int, timeout: float | None) -> bool:
         """
         Waits until update() would show `count` members or raise; returns False after `timeout` seconds.
@@ -607,6 +609,9 @@ class GroupCore:
 
     def close(self) -> None:
         """Leaves the group."""
+
+    def program_key(self) -> str:
+        """Returns the name by which compiled programs of JAX find this group."""
 
     def collective(
         self,
@@ -671,9 +676,6 @@ class GroupCore:
         Reduces any values by `op(a, b)`, in the order of the ranks; returns a Future.
         """
 
-    def program_key(self) -> str:
-        """Returns the name by which compiled programs of JAX find this group."""
-
 class TensorLayouts:
     """
     The layout that the tensors of a list must have: (shape, dtype) of each.
@@ -723,24 +725,18 @@ class EnvironmentRows:
     def __init__(
         self,
         environments: dict[int, Any],
-        observation: numpy.typing.NDArray[Any] | None,
-        reward: numpy.typing.NDArray[Any],
-        terminated: numpy.typing.NDArray[numpy.bool_],
-        truncated: numpy.typing.NDArray[numpy.bool_],
-        current: memoryview,
+        observation: object | None,
+        reward: object,
+        terminated: object,
+        truncated: object,
+        current: object,
         keeps_infos: bool,
     ) -> None:
         """
         `environments` are objects with `due` and `env`, by row. The arrays have all rows of the pool; `observation` is None if an observation is not a single array.
         """
 
-    def step(
-        self,
-        first: int,
-        actions: list[Any],
-        take: Callable[[int, Any], None],
-        begin: Callable[[int], None],
-    ) -> None:
+    def step(self, first: int, actions: list[Any], take: object, begin: object) -> None:
         """
         Steps the rows from `first`, one for each action. ``begin(row)`` is called for a row that is due, ``take(row, result)`` for every result except an array of the right kind within an episode. An exception of an environment ends the call; `current` is then its row + 1.
         """
@@ -748,10 +744,10 @@ class EnvironmentRows:
 class ActionNumbers:
     """The array of a batch's actions, which are int64 numbers."""
 
-    def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: int) -> None:
-        """`room` has one element for each row."""
+    def __init__(self, room: object, low: int, high: int) -> None:
+        """`room` has one int64 element for each row."""
 
-    def write(self, given: Any) -> bool:
+    def write(self, given: object | None) -> bool:
         """
         Copies an int64 array of one number for each row, if all are from `low` to `high`; returns False, and copies nothing, for any other object.
         """
@@ -761,15 +757,17 @@ class EpisodeCounts:
 
     def __init__(
         self,
-        reward: numpy.typing.NDArray[numpy.float32],
-        terminated: numpy.typing.NDArray[numpy.bool_],
-        truncated: numpy.typing.NDArray[numpy.bool_],
-        done: numpy.typing.NDArray[numpy.bool_],
-        episode_return: numpy.typing.NDArray[numpy.float32],
-        episode_step: numpy.typing.NDArray[numpy.int64],
-        sum: numpy.typing.NDArray[numpy.float64],
+        reward: object,
+        terminated: object,
+        truncated: object,
+        done: object,
+        episode_return: object,
+        episode_step: object,
+        sum: object,
     ) -> None:
-        """The arrays of one batch; `sum` keeps returns in full precision."""
+        """
+        The arrays of one batch: float32 rewards and returns, bool flags, int64 steps and float64 sums, which keep returns in full precision.
+        """
 
     def count_step(self) -> None:
         """
@@ -779,10 +777,10 @@ class EpisodeCounts:
 class BatchRows:
     """The rows of a batch of numpy arrays and torch tensors on the host."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: object) -> None:
         """Raises ValueError if the batch has other leaves."""
 
-    def put(self, item: Any, row: int) -> bool:
+    def put(self, item: object, row: int) -> bool:
         """
         Copies an item of the batch's structure, dtypes and shapes to a row. Returns False, and copies nothing, if the item differs in any of them.
         """
@@ -796,7 +794,7 @@ class AccumulatorCore:
         self,
         group: GroupCore,
         name: str,
-        sections: list[tuple[str, int]],
+        sections: Sequence[tuple[str, int]],
         layout: str,
         observer: bool,
     ) -> None: ...
@@ -861,14 +859,14 @@ class AccumulatorCore:
     def set_parallel_gradients(self, rounds: int) -> None:
         """Sets how many rounds, 1 to 256, may be under way at once."""
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, model: object, rest: object) -> None:
         """
         Gives the snapshot for newcomers; its arrays are copied before this returns. Raises RuntimeError if none is wanted.
         """
 
-    def new_state(self) -> tuple[int, Any] | None:
+    def new_state(self) -> tuple[int, Any, Any] | None:
         """
-        The snapshot that has arrived, with its number; None: it was given up meanwhile.
+        Returns the number, the model and the rest of the snapshot that has arrived; None if it was given up meanwhile. The caller must not write to the model's arrays.
         """
 
     def state_installed(self, number: int) -> None:
@@ -891,12 +889,12 @@ class AccumulatorCore:
         The bytes of the next contribution's bucket. gather() scales gradients that lie at their places in it without a copy. offer() lends the memory to the other members.
         """
 
-    def offer(self, batch_size: int, counters: dict[str, int]) -> None:
+    def offer(self, batch_size: int, counters: Mapping[str, int]) -> None:
         """
         Contributes the bucket, weighted by `batch_size`; 0: the counters alone.
         """
 
-    def offer_unwritten(self, batch_size: int, counters: dict[str, int]) -> None:
+    def offer_unwritten(self, batch_size: int, counters: Mapping[str, int]) -> None:
         """
         Contributes the bucket while it is still being filled, from its beginning. written() reports how much is filled; withdraw() gives up the rest.
         """

@@ -15,3 +15,7 @@ $bin/ctest --test-dir "$build" --output-on-failure --timeout 600
 for simulator in "$build"/tests/sim/sim_*; do
   [ -x "$simulator" ] && [ -f "$simulator" ] && "$simulator" --seeds 0..60
 done
+# Failed allocations reach destructors that nothing else reaches.
+if [[ $kind == address* ]]; then
+  ASAN_OPTIONS=detect_leaks=0 "$build/tests/injection/injection" --sample 100
+fi

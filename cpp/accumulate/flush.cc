@@ -105,7 +105,7 @@ void Council::find_survivors() {
 // founder alone. There may be several, from one epoch after the other; if no member holds another
 // history, the last one continues.
 void Council::find_founder() {
-  const bool held = std::any_of(survivors_.begin(), survivors_.end(), [](const Survivor& survivor) {
+  const bool held = std::ranges::any_of(survivors_, [](const Survivor& survivor) {
     return survivor.flush->standing == Standing::complete &&
            survivor.member->role != Role::observer;
   });
@@ -191,7 +191,7 @@ std::vector<Uid> Council::holders(const SnapshotId& id) const {
   for (const MemberInfo& member : view_.members) {
     const Flush* flush = flush_of(member.instance);
     if (flush == nullptr) continue;
-    if (std::find(flush->holds.begin(), flush->holds.end(), id) != flush->holds.end()) {
+    if (std::ranges::find(flush->holds, id) != flush->holds.end()) {
       holders.push_back(member.instance);
     }
   }

@@ -36,9 +36,8 @@ std::uint64_t Ledger::withdraw(std::uint64_t k) {
 }
 
 void Ledger::drop_withdrawn() {
-  std::erase_if(own_, [](const auto& item) {
-    return item.second.withdrawn && item.second.round == 0 && !mutant("offer_what_was_withdrawn");
-  });
+  std::erase_if(own_,
+                [](const auto& item) { return item.second.withdrawn && item.second.round == 0; });
 }
 
 bool Ledger::withdrew(std::uint64_t round) const {
@@ -94,8 +93,7 @@ void Ledger::add_record(Time now, const RoundRecord& record) {
   }
 }
 
-// This member's contributions with gradients to the round, in order of k.
-std::vector<const Ledger::Own*> Ledger::contributions(const RoundRecord& record) const {
+Ledger::Inputs Ledger::inputs(const RoundRecord& record) const {
   std::map<std::uint64_t, const Own*> in_order;
   for (const Contribution& contribution : record.contributions) {
     if (contribution.instance != self_ || contribution.batch == 0) continue;
@@ -104,23 +102,12 @@ std::vector<const Ledger::Own*> Ledger::contributions(const RoundRecord& record)
     if (own->second.batch != contribution.batch || own->second.let_go) continue;
     in_order.emplace(contribution.k, &own->second);
   }
-  std::vector<const Own*> contributions;
-  for (const auto& [k, own] : in_order) contributions.push_back(own);
-  return contributions;
-}
-
-std::vector<Buffer> Ledger::inputs(const RoundRecord& record) const {
-  std::vector<Buffer> inputs;
-  for (const Own* own : contributions(record)) inputs.push_back(own->bucket);
-  return inputs;
-}
-
-Written Ledger::written(const RoundRecord& record) const {
-  Written written;
-  for (const Own* own : contributions(record)) {
-    if (own->progress) written.buffers.push_back(own->progress);
+  Inputs inputs;
+  for (const auto& [k, own] : in_order) {
+    inputs.buckets.push_back(own->bucket);
+    if (own->progress) inputs.written.buffers.push_back(own->progress);
   }
-  return written;
+  return inputs;
 }
 
 void Ledger::store(Time now, std::uint64_t round, Buffer result, bool exclusive) {

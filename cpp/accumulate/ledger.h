@@ -28,13 +28,15 @@ class Ledger {
     std::int64_t batch = 0;
     Counters counters;
     Buffer bucket;
-    std::uint64_t round = 0;  // 0: in no round
-    bool offered_before = false;
+    std::uint64_t round = 0;                        // 0: in no round
+    std::uint64_t offered_in = 0;                   // the last epoch; 0: none
     std::uint64_t version = 0;                      // of the parameters that the gradients are of
     bool let_go = false;                            // the bucket, once its round is at every member
     std::shared_ptr<const Progress> progress = {};  // of the bucket, if it is still being written
     bool withdrawn = false;                         // before all of it was written
     Time offered = kNever;
+
+    bool is_written() const { return !progress || progress->bytes() >= bucket.size(); }
   };
   struct Known {
     RoundRecord record;
@@ -55,7 +57,7 @@ class Ledger {
   std::uint64_t withdraw(std::uint64_t k);
   void drop_withdrawn();  // the contributions in no round
   const std::map<std::uint64_t, Own>& own() const { return own_; }
-  void mark_offered(std::uint64_t k) { own_.at(k).offered_before = true; }
+  void mark_offered(std::uint64_t k, std::uint64_t epoch) { own_.at(k).offered_in = epoch; }
   std::int64_t uncut_batch() const;
   std::vector<std::uint64_t> drop_own();  // those not known to be in a round that stands
 
@@ -67,11 +69,14 @@ class Ledger {
   void stop_keeping();
   void add_record(Time now, const RoundRecord& record);
   bool knows(std::uint64_t round) const { return known_.contains(round); }
+  struct Inputs {
+    std::vector<Buffer> buckets;
+    Written written;
+  };
   // Buckets of this member in the round, in order of k. None for a contribution in the record that
   // differs from the member's own, or that is in another round.
-  std::vector<Buffer> inputs(const RoundRecord& record) const;
-  Written written(const RoundRecord& record) const;  // of the same inputs
-  bool withdrew(std::uint64_t round) const;          // one of its contributions
+  Inputs inputs(const RoundRecord& record) const;
+  bool withdrew(std::uint64_t round) const;  // a contribution to the round
   void store(Time now, std::uint64_t round, Buffer result, bool exclusive = false);
   // The user owns the result's memory from now on and may write it; it is not handed on any more.
   Buffer take(std::uint64_t round);
@@ -99,7 +104,6 @@ class Ledger {
 
  private:
   void trim();
-  std::vector<const Own*> contributions(const RoundRecord& record) const;
 
   Uid self_;
   std::uint64_t next_k_ = 1;

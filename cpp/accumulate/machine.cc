@@ -46,9 +46,9 @@ void Machine::handle(Time now, Inbound inbound) {
     keep_early(std::move(inbound));
     return;
   }
-  if (phase_ == Phase::outside || view_.find(inbound.from) == nullptr) return;
-  std::visit([&](const auto& message) { on(now, inbound.from, message, inbound.parts); },
-             inbound.envelope.message);
+  if (phase_ == Phase::outside || view_->find(inbound.from) == nullptr) return;
+  const Arrival arrival{now, inbound.from, inbound.parts};
+  std::visit([&](const auto& message) { on(arrival, message); }, inbound.envelope.message);
 }
 
 // Messages of the change of epoch look after themselves; all others are for an active epoch.
@@ -168,7 +168,7 @@ void Machine::send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) m
 
 const std::string& Machine::name_of(const Uid& instance) const {
   static const std::string kUnknown;  // gone from the view; only its instance matters
-  const group::MemberInfo* member = view_.find(instance);
+  const group::MemberInfo* member = view_->find(instance);
   return member == nullptr ? kUnknown : member->name;
 }
 

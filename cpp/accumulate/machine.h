@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/time.h"
 #include "base/uid.h"
+#include "collective/epoch_members.h"
 #include "group/view.h"
 #include "wire/payload.h"
 
@@ -78,11 +79,7 @@ class Machine {
   // Give these members to the engine of the rounds (Engine::set_members), which fails unfinished
   // rounds. Without members (epoch 0) nothing can be reduced until the next one.
   struct EnterEpoch {
-    std::uint64_t epoch = 0;
-    std::vector<Uid> instances;  // in rank order; observers are the last
-    std::vector<std::string> names;
-    std::vector<Uid> host_keys;  // equal for members of one host, which could share memory
-    std::vector<std::uint32_t> observers = {};  // ranks
+    collective::SharedMembers members;  // observers are the last
   };
   // Sum the contributions of a round over the members of `epoch` and call reduced(). `inputs` are
   // this member's own buckets (none: zeros), each already multiplied by its batch size; divide the
@@ -115,8 +112,6 @@ class Machine {
   // change of epoch decides about its state; HasState tells the outcome.
   struct Demote {
     Uid instance;
-    std::string name;
-    std::string reason;
   };
   // Enter a soft view that the group's member holds back: Member::activate().
   struct Activate {
@@ -150,7 +145,7 @@ class Machine {
 
   // --- events from the network and the group ---------------------------------------------------
   // Every NewView of the group's member, which must hold soft views back (hold_soft_views(true)).
-  void view(Time now, const group::View& view);
+  void view(Time now, const group::SharedView& view);
   void evicted(Time now);  // out of the group until the next view
   // The session with that peer was lost, with the messages in flight both ways: silence in this
   // epoch is not held against that peer.
@@ -183,6 +178,8 @@ class Machine {
   // not change any more.
   std::uint64_t offer(Time now, Buffer bucket, std::int64_t batch, Counters counters,
                       std::shared_ptr<const Progress> progress = {});
+  // `progress` of contribution k has reached the end.
+  void written(Time now, std::uint64_t k);
   // The user will not write the rest of contribution k. If its round was cut, another epoch begins,
   // in which the round never happened.
   void withdraw(Time now, std::uint64_t k);
@@ -243,6 +240,12 @@ class Machine {
     std::vector<Buffer> parts;
     std::size_t bytes = 0;  // as received
   };
+  // The time and the sender of a message, and its payload's parts.
+  struct Arrival {
+    Time now;
+    const Uid& from;
+    const std::vector<Buffer>& parts;
+  };
   // A leader's knowledge beyond the last epoch that it led, until the next one is active.
   struct Led {
     bool led = false;
@@ -267,7 +270,7 @@ class Machine {
   void handle_kept(Time now, Inbound inbound);
   void send(const Uid& to, Message message, std::vector<Buffer> parts = {});
   void broadcast(const Message& message) {
-    for (const group::MemberInfo& member : view_.members) send(member.instance, message);
+    for (const group::MemberInfo& member : view_->members) send(member.instance, message);
   }
   void send_snapshot(const Uid& to, decltype(SnapshotEnvelope::message) message,
                      std::vector<Buffer> parts = {});
@@ -279,7 +282,7 @@ class Machine {
   void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
 
   // machine_epochs.cc: from a view to an active epoch
-  void enter(const group::View& view);
+  void enter(group::SharedView view);
   void send_flush();
   void leave_epoch();
   void enter_pending_when_due(Time now);
@@ -295,15 +298,15 @@ class Machine {
   std::vector<Uid> missing_in_flush() const;
   Time flush_deadline() const;
   void watch_flush();
-  void on(Time now, const Uid& from, const Flush& flush, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Ready& ready, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Go& go, const std::vector<Buffer>& parts);
-  void on(Time, const Uid& from, const Move& move, const std::vector<Buffer>&) {
-    if (from == leader_id_) move_to_ = std::max(move_to_, move.next);
+  void on(const Arrival& at, const Flush& flush);
+  void on(const Arrival& at, const Resume& resume);
+  void on(const Arrival& at, const Ready& ready);
+  void on(const Arrival& at, const Go& go);
+  void on(const Arrival& at, const Move& move) {
+    if (at.from == leader_id_) move_to_ = std::max(move_to_, move.next);
   }
-  void on(Time now, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const FetchedResult& got, const std::vector<Buffer>& parts);
+  void on(const Arrival& at, const FetchResult& fetch);
+  void on(const Arrival& at, const FetchedResult& got);
 
   // machine_rounds.cc: rounds in an active epoch
   void lead(Time now);
@@ -321,19 +324,19 @@ class Machine {
   }
   std::string difference(const Settings& leaders) const;
   void watch_settings();
-  void on(Time, const Uid& from, const Offer& offer, const std::vector<Buffer>&) {
-    if (leader_) leader_->offer(from, offer);
+  void on(const Arrival& at, const Offer& offer) {
+    if (leader_) leader_->offer(at.from, offer);
   }
-  void on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>& parts);
-  void on(Time, const Uid& from, const Have& have, const std::vector<Buffer>&) {
-    if (leader_) leader_->have(from, have);
+  void on(const Arrival& at, const Cut& cut);
+  void on(const Arrival& at, const Settings& settings);
+  void on(const Arrival& at, const Have& have) {
+    if (leader_) leader_->have(at.from, have);
   }
-  void on(Time now, const Uid& from, const Stable& stable, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Checksum& checksum, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Diverged& diverged, const std::vector<Buffer>& parts);
+  void on(const Arrival& at, const Stable& stable);
+  void on(const Arrival& at, const Checksum& checksum);
+  void on(const Arrival& at, const Diverged& diverged);
 
-  // machine_state.cc: state transfer to newcomers
+  // machine_state_transfer.cc: state transfer to newcomers
   void promise_snapshot(Time now);
   void request_state();
   void resync_when_active();
@@ -350,24 +353,23 @@ class Machine {
   void give_chunk(std::uint32_t chunk);
   void finish_fetch_when_complete();
   void received_snapshot(Time now, const Uid& from, const wire::Payload& payload);
-  void on(Time now, const Uid& from, const RequestState&, const std::vector<Buffer>&) {
+  void on(const Arrival& at, const RequestState&) {
     if (!leader_) return;
-    for (const SnapshotId& id : leader_->request_state(now, from)) broadcast(SnapshotOver{id});
+    for (const SnapshotId& id : leader_->request_state(at.now, at.from))
+      broadcast(SnapshotOver{id});
   }
-  void on(Time now, const Uid& from, const SnapshotPromised& promised,
-          const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const SnapshotReady& ready, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const SnapshotComplete& complete,
-          const std::vector<Buffer>& parts);
-  void on(Time, const Uid& from, const SnapshotOver& over, const std::vector<Buffer>&) {
-    if (from == leader_id_) held_.erase(over.id);
+  void on(const Arrival& at, const SnapshotPromised& promised);
+  void on(const Arrival& at, const SnapshotReady& ready);
+  void on(const Arrival& at, const SnapshotComplete& complete);
+  void on(const Arrival& at, const SnapshotOver& over) {
+    if (at.from == leader_id_) held_.erase(over.id);
   }
-  void on(Time now, const Uid& from, const FetchInfo& fetch, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Chunk& chunk, const std::vector<Buffer>& parts);
-  void on(Time now, const Uid& from, const Gone& gone, const std::vector<Buffer>&) {
-    if (fetch_ && fetch_->id() == gone.id) next_parent(now, from);
+  void on(const Arrival& at, const FetchInfo& fetch);
+  void on(const Arrival& at, const SnapshotInfo& info);
+  void on(const Arrival& at, const FetchChunk& fetch);
+  void on(const Arrival& at, const Chunk& chunk);
+  void on(const Arrival& at, const Gone& gone) {
+    if (fetch_ && fetch_->id() == gone.id) next_parent(at.now, at.from);
   }
 
   Config config_;
@@ -381,8 +383,8 @@ class Machine {
   // The epoch.
   Phase phase_ = Phase::outside;
   std::uint64_t epoch_ = 0;
-  group::View view_;
-  std::optional<group::View> pending_view_;  // soft, until the leader names a boundary
+  group::SharedView view_ = group::no_view();
+  group::SharedView pending_view_;  // soft, until the leader names a boundary; null: none
   Time pending_deadline_ = kNever;
   std::uint64_t move_to_ = 0;     // the boundary was named for this view
   std::map<Uid, Flush> flushes_;  // at the coordinator
@@ -392,9 +394,9 @@ class Machine {
   bool went_ = false;         // GO was sent
   std::optional<Resume> resume_;
   bool is_ready_ = false;
-  Time flush_progress_{};          // by awake_
-  Time flush_again_{};             // likewise
-  std::vector<Uid> participants_;  // in rank order of the active epoch
+  Time flush_progress_{};              // by awake_
+  Time flush_again_{};                 // likewise
+  collective::SharedMembers members_;  // of the active epoch
   Uid leader_id_;
   std::string refused_;
 

@@ -21,10 +21,10 @@ constexpr Duration kLateTimeout = seconds(2);
 
 // --- views -----------------------------------------------------------------------------------
 
-void Machine::view(Time now, const group::View& view) {
+void Machine::view(Time now, const group::SharedView& view) {
   const std::uint64_t newest = pending_view_ ? pending_view_->epoch : epoch_;
-  if (view.epoch <= newest || view.find(config_.instance) == nullptr) return;
-  if (view.soft && phase_ == Phase::active) {
+  if (view->epoch <= newest || view->find(config_.instance) == nullptr) return;
+  if (view->soft && phase_ == Phase::active) {
     pending_view_ = view;
     if (pending_deadline_ == kNever) pending_deadline_ = now + config_.soft_view_wait;
   } else {
@@ -36,7 +36,7 @@ void Machine::view(Time now, const group::View& view) {
 void Machine::enter_pending_when_due(Time now) {
   if (!pending_view_) return;
   if (now < pending_deadline_ && move_to_ < pending_view_->epoch) return;
-  enter(group::View(*pending_view_));
+  enter(pending_view_);
 }
 
 void Machine::evicted(Time now) {
@@ -62,14 +62,14 @@ void Machine::leave_epoch() {
   lagging_since_ = kNever;
   shared_cuts_ = 0;
   leaders_settings_.reset();
-  actions_.push_back(EnterEpoch{});
+  actions_.push_back(EnterEpoch{std::make_shared<const collective::EpochMembers>()});
 }
 
-void Machine::enter(const group::View& view) {
+void Machine::enter(group::SharedView view) {
   leave_epoch();
   phase_ = Phase::flushing;
-  epoch_ = view.epoch;
-  view_ = view;
+  epoch_ = view->epoch;
+  view_ = std::move(view);
   sessions_lost_.clear();
   flushes_.clear();
   ready_.clear();
@@ -78,7 +78,7 @@ void Machine::enter(const group::View& view) {
   went_ = is_ready_ = installed_since_flush_ = false;
   late_.clear();
   flush_progress_ = awake_;
-  if (view.soft) actions_.push_back(Activate{view.epoch});
+  if (view_->soft) actions_.push_back(Activate{epoch_});
   send_flush();
   replay_early();
 }
@@ -99,8 +99,8 @@ void Machine::send_flush() {
 
 // Rank 0; observers decide nothing and have the last ranks.
 const group::MemberInfo* Machine::coordinator() const {
-  if (view_.members.empty()) return nullptr;
-  const group::MemberInfo& first = view_.members.front();
+  if (view_->members.empty()) return nullptr;
+  const group::MemberInfo& first = view_->members.front();
   return first.role == group::Role::observer ? nullptr : &first;
 }
 
@@ -136,7 +136,7 @@ std::vector<Uid> Machine::missing_in_flush() const {
   if (rank_0 == nullptr) return {};
   if (rank_0->instance != config_.instance) return {rank_0->instance};
   std::vector<Uid> missing;
-  for (const group::MemberInfo& member : view_.members) {
+  for (const group::MemberInfo& member : view_->members) {
     if (member.role == group::Role::observer) continue;
     const bool here =
         decision_ ? ready_.contains(member.instance) : flushes_.contains(member.instance);
@@ -145,32 +145,33 @@ std::vector<Uid> Machine::missing_in_flush() const {
   return missing;
 }
 
-void Machine::on(Time, const Uid& from, const Flush& flush, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Flush& flush) {
   const group::MemberInfo* rank_0 = coordinator();
   if (rank_0 == nullptr || rank_0->instance != config_.instance) return;
   if (flush.have > kLargestRound || flush.version > kLargestRound) {
-    log(LogLevel::warning, name_of(from) + " sent a FLUSH of an impossible version; it is ignored");
+    log(LogLevel::warning,
+        name_of(at.from) + " sent a FLUSH of an impossible version; it is ignored");
     return;  // watch_flush asks for another epoch, without it
   }
   if (decision_) {
-    Time& since = late_.try_emplace(from, awake_).first->second;
+    Time& since = late_.try_emplace(at.from, awake_).first->second;
     if (awake_ < since + kLateTimeout) return;
     since = awake_;
-    ask_for_view(from, "it came late to epoch " + std::to_string(epoch_));
+    ask_for_view(at.from, "it came late to epoch " + std::to_string(epoch_));
     return;
   }
   // A repeated FLUSH is no progress.
-  if (flushes_.insert_or_assign(from, flush).second) flush_progress_ = awake_;
+  if (flushes_.insert_or_assign(at.from, flush).second) flush_progress_ = awake_;
   if (!missing_in_flush().empty()) return;
-  decision_ = decide(view_, flushes_);
+  decision_ = decide(*view_, flushes_);
   broadcast(decision_->resume);
   crash_point("resume.sent");
   if (mutant("go_without_ready")) broadcast(Go{decision_->lost});
 }
 
-void Machine::on(Time, const Uid& from, const Ready&, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Ready&) {
   if (!decision_) return;
-  ready_.insert(from);
+  ready_.insert(at.from);
   flush_progress_ = awake_;
   if (went_ || !missing_in_flush().empty() || mutant("go_without_ready")) return;
   went_ = true;
@@ -201,11 +202,11 @@ void Machine::watch_flush() {
 
 // --- RESUME ------------------------------------------------------------------------------------
 
-void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Resume& resume) {
   const group::MemberInfo* rank_0 = coordinator();
-  if (phase_ != Phase::flushing || rank_0 == nullptr || from != rank_0->instance) return;
+  if (phase_ != Phase::flushing || rank_0 == nullptr || at.from != rank_0->instance) return;
   if (const char* fault = fault_of(resume)) {
-    log(LogLevel::warning, name_of(from) + " sent a RESUME that " + fault + "; it is ignored");
+    log(LogLevel::warning, name_of(at.from) + " sent a RESUME that " + fault + "; it is ignored");
     return;  // watch_flush asks for another epoch
   }
   // RESUME names the version that FLUSH had: the state installed since then would be renumbered.
@@ -219,7 +220,7 @@ void Machine::on(Time now, const Uid& from, const Resume& resume, const std::vec
     resume_ = resume;
     phase_ = Phase::resuming;
     flush_progress_ = awake_;
-    carry_out(now, mine);
+    carry_out(at.now, mine);
     ready_when_complete();
     return;
   }
@@ -231,7 +232,7 @@ const char* Machine::fault_of(const Resume& resume) const {
   std::set<Uid> instances;
   bool any_accepted = false;
   for (const MemberStanding& member : resume.members) {
-    const bool known = view_.find(member.instance) != nullptr;
+    const bool known = view_->find(member.instance) != nullptr;
     if (!known || !instances.insert(member.instance).second) return "names other members";
     any_accepted = any_accepted || member.refused.empty();
     // A member that continues has, or is told of, every round up to the last.
@@ -255,8 +256,8 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
   refused_ = mine.refused;
   std::erase_if(held_, [this](const auto& item) {
     const auto& awaited = resume_->snapshots;
-    return std::none_of(awaited.begin(), awaited.end(),
-                        [&](const SnapshotHolders& s) { return s.id == item.first; });
+    return std::ranges::none_of(awaited,
+                                [&](const SnapshotHolders& s) { return s.id == item.first; });
   });
   if (mine.standing == Standing::stateless || resume_->fresh) become_stateless(resume_->round);
   if (mine.standing == Standing::stateless) return;
@@ -313,16 +314,16 @@ void Machine::become_stateless(std::uint64_t round) {
   snapshot_ = {};
 }
 
-void Machine::on(Time, const Uid& from, const FetchResult& fetch, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const FetchResult& fetch) {
   Buffer result = ledger_.hand_on(fetch.round);
-  if (!result.empty()) send(from, FetchedResult{fetch.round}, {std::move(result)});
+  if (!result.empty()) send(at.from, FetchedResult{fetch.round}, {std::move(result)});
 }
 
-void Machine::on(Time now, const Uid&, const FetchedResult& got, const std::vector<Buffer>& parts) {
-  if (phase_ != Phase::resuming || parts.size() != 1) return;
-  if (parts[0].size() != config_.bucket_bytes) return;
+void Machine::on(const Arrival& at, const FetchedResult& got) {
+  if (phase_ != Phase::resuming || at.parts.size() != 1) return;
+  if (at.parts[0].size() != config_.bucket_bytes) return;
   flush_progress_ = awake_;
-  ledger_.store(now, got.round, parts[0]);
+  ledger_.store(at.now, got.round, at.parts[0]);
   ready_when_complete();
 }
 
@@ -330,7 +331,7 @@ void Machine::ready_when_complete() {
   if (is_ready_ || !ledger_.missing(resume_->round).empty()) return;
   is_ready_ = true;
   applied_ = epoch_;
-  applied_lineage_ = view_.lineage;
+  applied_lineage_ = view_->lineage;
   send(coordinator()->instance, Ready{});
   crash_point("ready.sent");
   replay_early();
@@ -338,15 +339,15 @@ void Machine::ready_when_complete() {
 
 // --- GO ------------------------------------------------------------------------------------------
 
-void Machine::on(Time now, const Uid& from, const Go& go, const std::vector<Buffer>&) {
-  if (phase_ == Phase::resuming && from == coordinator()->instance) activate(now, go);
+void Machine::on(const Arrival& at, const Go& go) {
+  if (phase_ == Phase::resuming && at.from == coordinator()->instance) activate(at.now, go);
 }
 
 void Machine::activate(Time, const Go& go) {
   phase_ = Phase::active;
   active_ = epoch_;
   founded_ = 0;
-  lineage_ = view_.lineage;
+  lineage_ = view_->lineage;
   leader_id_ = resume_->leader;
   known_round_ = announced_stable_ = resume_->round;
   successor_at_ = awake_;
@@ -355,29 +356,26 @@ void Machine::activate(Time, const Go& go) {
   led_ = {};
   reported_.reset();
   ledger_.drop_withdrawn();
-  // Contributions in no round that stands are offered again, with the same number.
+  // Contributions that are in no valid round are offered again, with the same number. One that is
+  // still being written is offered once it is written: it may have held up the epoch before.
   for (const auto& [k, own] : ledger_.own()) {
+    if (!own.is_written()) continue;
     if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
   }
   ledger_.set_stable(resume_->round);
-  participants_.clear();
   contributed_.clear();
+  std::vector<collective::EpochMembers::Member> members;
   for (const MemberStanding& member : resume_->members) {
     if (!member.refused.empty()) continue;
-    participants_.push_back(member.instance);
-    const bool contributes = member.standing == Standing::complete &&
-                             view_.find(member.instance)->role != group::Role::observer;
-    if (contributes) contributed_[member.instance] = known_round_;
-  }
-  if (refused_.empty()) {
-    EnterEpoch enter{epoch_, participants_, names_of(participants_), {}};
-    for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
-      const group::MemberInfo& member = *view_.find(participants_[rank]);
-      enter.host_keys.push_back(member.host_key);
-      if (member.role == group::Role::observer) enter.observers.push_back(rank);
+    const group::MemberInfo& info = *view_->find(member.instance);
+    const bool observes = info.role == group::Role::observer;
+    members.push_back({info.instance, info.name, info.host_key, observes});
+    if (!observes && member.standing == Standing::complete) {
+      contributed_[info.instance] = known_round_;
     }
-    actions_.push_back(std::move(enter));
   }
+  members_ = std::make_shared<const collective::EpochMembers>(epoch_, std::move(members));
+  if (refused_.empty()) actions_.push_back(EnterEpoch{members_});
   if (leader_id_ == config_.instance) start_leading();
   if (!go.lost.empty()) actions_.push_back(Lost{go.lost});
   actions_.push_back(HasState{standing_ == Standing::complete});
@@ -395,7 +393,7 @@ void Machine::start_leading() {
   std::map<Uid, Leader::Peer> peers;
   for (const MemberStanding& member : resume_->members) {
     if (!member.refused.empty()) continue;
-    const group::MemberInfo& info = *view_.find(member.instance);
+    const group::MemberInfo& info = *view_->find(member.instance);
     peers[member.instance] = {info.name, info.role == group::Role::observer,
                               member.standing == Standing::complete,
                               member.standing == Standing::stateless};

@@ -3,20 +3,7 @@
 #include "accumulate/machine.h"
 
 namespace moolink::accumulate {
-namespace {
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    if (!text.empty()) text += ", ";
-    text += '\'';
-    text += name;
-    text += '\'';
-  }
-  return text;
-}
-
-}  // namespace
+using group::joined;
 
 std::vector<std::string> Machine::waiting_for() const {
   if (phase_ == Phase::outside) return {};
@@ -44,7 +31,7 @@ std::string Machine::explain_change() const {
   const std::string epoch = " in the change to epoch " + std::to_string(epoch_);
   const std::vector<std::string> missing = names_of(missing_in_flush());
   if (missing.empty()) return "the other members" + epoch;
-  return listed(missing) + epoch + ": no accumulator '" + config_.group +
+  return joined(missing, "'") + epoch + ": no accumulator '" + config_.group +
          "' answers there; every member of the group must make one of this name, and keep it as "
          "long as it is a member";
 }
@@ -52,21 +39,20 @@ std::string Machine::explain_change() const {
 std::string Machine::explain_as_leader() const {
   const std::int64_t whole = own_settings().virtual_batch_size;
   if (const auto lagging = leader_->without_oldest(); !lagging.empty()) {
-    return listed(names_of(lagging)) + " to take part in the reduction of round " +
+    return joined(names_of(lagging), "'") + " to take part in the reduction of round " +
            std::to_string(leader_->stable() + 1) + ": is the process stopped, or the network slow?";
   }
   if (const auto blocking = leader_->blocked_by(whole); !blocking.empty()) {
-    return listed(names_of(blocking)) +
+    return joined(names_of(blocking), "'") +
            " to apply the rounds that are there: its loop must go on to the next turn of steps(), "
-           "or "
-           "call update(), step the optimiser and call zero_gradients()";
+           "or call update(), step the optimiser and call zero_gradients()";
   }
   const std::string sum = "a batch of " + std::to_string(leader_->queued_batch()) + " of " +
                           std::to_string(whole) + " for round " +
                           std::to_string(leader_->cut_round() + 1) + " is here";
   const auto idle = leader_->without_gradients();
   if (idle.empty()) return "more contributions: " + sum + ", from every member";
-  return "contributions: " + sum + ", none of " + listed(names_of(idle)) +
+  return "contributions: " + sum + ", none of " + joined(names_of(idle), "'") +
          "; the loop must call reduce_gradients() (step.reduce() in steps())";
 }
 

@@ -56,13 +56,13 @@ Settings Machine::own_settings() const {
           std::max<std::uint32_t>(1, config_.parallel_gradients)};
 }
 
-void Machine::on(Time now, const Uid& from, const Settings& settings, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Settings& settings) {
   const bool possible =
       settings.virtual_batch_size >= 1 && settings.virtual_batch_size <= kLargestBatch &&
       settings.parallel_gradients >= 1 && settings.parallel_gradients <= kMostParallel;
-  if (from != leader_id_ || !possible) return;
+  if (at.from != leader_id_ || !possible) return;
   leaders_settings_ = settings;
-  if (wants_gradients(now)) wake();
+  if (wants_gradients(at.now)) wake();
 }
 
 // The user's settings that differ from the leader's, if any. A setting that was never set differs
@@ -135,6 +135,14 @@ std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counte
   return k;
 }
 
+void Machine::written(Time now, std::uint64_t k) {
+  const auto own = ledger_.own().find(k);
+  const bool waits = own != ledger_.own().end() && own->second.round == 0 &&
+                     own->second.offered_in != epoch_ && !mutant("forget_what_was_unwritten");
+  if (waits && phase_ == Phase::active) send_offer(k);
+  settle(now);
+}
+
 void Machine::withdraw(Time now, std::uint64_t k) {
   const std::uint64_t round = ledger_.withdraw(k);
   if (round != 0) abandon_round(round);
@@ -150,10 +158,10 @@ void Machine::abandon_round(std::uint64_t round) {
 void Machine::send_offer(std::uint64_t k) {
   const Ledger::Own& own = ledger_.own().at(k);
   Counters counters = own.counters;
-  if (mutant("counters_twice") && own.offered_before) {
+  if (mutant("counters_twice") && own.offered_in != 0) {
     for (auto& [name, value] : counters) value *= 2;
   }
-  ledger_.mark_offered(k);
+  ledger_.mark_offered(k, epoch_);
   send(leader_id_, Offer{k, own.batch, std::move(counters), own.version});
   crash_point("offer.sent");
 }
@@ -185,28 +193,30 @@ void Machine::checksum(Time now, std::uint64_t round, std::uint64_t value) {
 
 // --- rounds --------------------------------------------------------------------------------------
 
-void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Cut& cut) {
   const RoundRecord& record = cut.record;
   const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
-  if (from != leader_id_ || !in_order || !refused_.empty()) return;
+  if (at.from != leader_id_ || !in_order || !refused_.empty()) return;
   const std::uint64_t most = config_.role == group::Role::observer ? kMostBehind : kMostParallel;
   const std::uint64_t has = std::max(ledger_.have(), ledger_.delivered());
   if (record.round > has && record.round - has > most) {
     if (!std::exchange(cuts_ignored_, true)) {
-      log(LogLevel::warning, name_of(from) + " has cut more than " + std::to_string(most) +
+      log(LogLevel::warning, name_of(at.from) + " has cut more than " + std::to_string(most) +
                                  " rounds beyond those that have results here: they are ignored");
     }
     return;
   }
   known_round_ = record.round;
-  ledger_.add_record(now, record);
-  Reduce reduce{epoch_, record.round, record.total, ledger_.inputs(record), ledger_.written(record),
-                {},     cut.shared};
-  for (std::uint32_t rank = 0; rank < participants_.size(); ++rank) {
-    const Uid& instance = participants_[rank];
-    const bool contributes =
-        std::any_of(record.contributions.begin(), record.contributions.end(),
-                    [&](const Contribution& c) { return c.instance == instance && c.batch > 0; });
+  ledger_.add_record(at.now, record);
+  Ledger::Inputs mine = ledger_.inputs(record);
+  Reduce reduce{
+      epoch_, record.round, record.total, std::move(mine.buckets), std::move(mine.written),
+      {},     cut.shared};
+  for (std::uint32_t rank = 0; rank < members_->size(); ++rank) {
+    const Uid& instance = (*members_)[rank].instance;
+    const bool contributes = std::ranges::any_of(record.contributions, [&](const Contribution& c) {
+      return c.instance == instance && c.batch > 0;
+    });
     if (!contributes) continue;
     reduce.contributors.push_back(rank);
     contributed_[instance] = record.round;
@@ -215,7 +225,7 @@ void Machine::on(Time now, const Uid& from, const Cut& cut, const std::vector<Bu
   crash_point("reduce.sent");
   if (ledger_.withdrew(record.round)) abandon_round(record.round);
   // A user that waits for the result is not woken before it is here.
-  if (wants_gradients(now)) wake();
+  if (wants_gradients(at.now)) wake();
 }
 
 void Machine::reduced(Time now, std::uint64_t epoch, std::uint64_t round, Buffer result,
@@ -261,8 +271,8 @@ void Machine::catch_up_when_cuts_were_ignored() {
   ask_for_view(config_.instance, "it was left behind by too many rounds");
 }
 
-void Machine::on(Time, const Uid& from, const Stable& stable, const std::vector<Buffer>&) {
-  if (from != leader_id_) return;
+void Machine::on(const Arrival& at, const Stable& stable) {
+  if (at.from != leader_id_) return;
   ledger_.set_stable(stable.round);
   wake();
 }
@@ -290,7 +300,7 @@ void Machine::lead(Time now) {
 }
 
 void Machine::session_lost(const Uid& instance) {
-  if (view_.find(instance) != nullptr) sessions_lost_.insert(instance);
+  if (view_->find(instance) != nullptr) sessions_lost_.insert(instance);
   if (!mutant("demote_whom_it_lost")) led_.demote.erase(instance);
 }
 
@@ -300,7 +310,7 @@ void Machine::watch_members() {
   // the rounds of each member.
   const std::vector<Uid> blocking = leader_->blocked_by(own_settings().virtual_batch_size);
   std::erase_if(blocking_, [&](const auto& item) {
-    return std::find(blocking.begin(), blocking.end(), item.first) == blocking.end();
+    return std::ranges::find(blocking, item.first) == blocking.end();
   });
   for (const Uid& instance : blocking) {
     const std::uint64_t delivered = leader_->delivered(instance);
@@ -319,7 +329,7 @@ void Machine::watch_members() {
     } else {
       led_.demote.insert(instance);
     }
-    ask_for_view(instance, "its result slots are full");
+    ask_for_view(instance, "its result slots are full, so it becomes a newcomer");
   }
   // Any member may cause a reduction that does not end: another epoch finds the members that
   // answer, and no member loses its state.
@@ -328,27 +338,29 @@ void Machine::watch_members() {
   if (!lagging.empty() && lagging_since_ == kNever) lagging_since_ = awake_;
   if (lagging.empty() || awake_ < lagging_since_ + config_.member_stall) return;
   lagging_since_ = awake_;
+  log(LogLevel::warning, "round " + std::to_string(leader_->stable() + 1) +
+                             " has had no result at " + group::joined(names_of(lagging)) + " for " +
+                             in_seconds(config_.member_stall) + ": the group begins another epoch");
   const bool self_first = lagging.front() == config_.instance && lagging.size() > 1;
-  ask_for_view(lagging[self_first ? 1 : 0],
-               "it has no result of round " + std::to_string(leader_->stable() + 1));
+  actions_.push_back(Demote{lagging[self_first ? 1 : 0]});
 }
 
 void Machine::ask_for_view(const Uid& instance, const std::string& reason) {
   log(LogLevel::warning, name_of(instance) + " holds up the group: " + reason);
-  actions_.push_back(Demote{instance, name_of(instance), reason});
+  actions_.push_back(Demote{instance});
 }
 
-void Machine::on(Time, const Uid& from, const Checksum& checksum, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const Checksum& checksum) {
   if (!leader_) return;
-  auto differing = leader_->checksum(from, config_.instance, checksum);
+  auto differing = leader_->checksum(at.from, config_.instance, checksum);
   if (!differing.empty()) broadcast(Diverged{checksum.round, std::move(differing)});
 }
 
-void Machine::on(Time, const Uid& from, const Diverged& diverged, const std::vector<Buffer>&) {
-  if (from != leader_id_) return;
+void Machine::on(const Arrival& at, const Diverged& diverged) {
+  if (at.from != leader_id_) return;
   // A later state is the leader's: differences from before it do not matter any more.
-  const bool mine = std::find(diverged.instances.begin(), diverged.instances.end(),
-                              config_.instance) != diverged.instances.end();
+  const bool mine =
+      std::ranges::find(diverged.instances, config_.instance) != diverged.instances.end();
   const bool here = mine && standing_ == Standing::complete && installed_ &&
                     diverged.round > snapshot_.version && leader_ == nullptr;
   actions_.push_back(Divergence{diverged.round, names_of(diverged.instances), here});

@@ -64,6 +64,18 @@ struct SnapshotId {
   auto fields() { return std::tie(epoch, version); }
 };
 
+// Fields that several messages share.
+struct OfRound {
+  std::uint64_t round = 0;
+
+  auto fields() { return std::tie(round); }
+};
+struct OfSnapshot {
+  SnapshotId id;
+
+  auto fields() { return std::tie(id); }
+};
+
 // A peer's relation to the group's state.
 enum class Standing : std::uint8_t {
   stateless,  // takes part in reductions with zeros, keeps no result
@@ -112,11 +124,7 @@ struct Have {
 };
 
 // leader -> all: every member has the results up to `round`
-struct Stable {
-  std::uint64_t round = 0;
-
-  auto fields() { return std::tie(round); }
-};
+struct Stable : OfRound {};
 
 // member -> leader, after round `round`; leader -> all when they differ
 struct Checksum {
@@ -224,17 +232,9 @@ struct Move {
 };
 
 // survivor -> donor, while resuming; the answer's bytes are the payload's part
-struct FetchResult {
-  std::uint64_t round = 0;
+struct FetchResult : OfRound {};
 
-  auto fields() { return std::tie(round); }
-};
-
-struct FetchedResult {
-  std::uint64_t round = 0;
-
-  auto fields() { return std::tie(round); }
-};
+struct FetchedResult : OfRound {};
 
 // --- state transfer ------------------------------------------------------------------------------
 
@@ -242,11 +242,7 @@ struct FetchedResult {
 struct RequestState {};
 
 // leader -> members that asked: keep every result after id.version, the state will follow
-struct SnapshotPromised {
-  SnapshotId id;
-
-  auto fields() { return std::tie(id); }
-};
+struct SnapshotPromised : OfSnapshot {};
 
 // The sizes of a snapshot's payload; its bytes are cut into chunks that do not span segments.
 struct SnapshotInfo {
@@ -254,7 +250,7 @@ struct SnapshotInfo {
   std::uint64_t layout = 0;
   std::uint32_t chunk_bytes = 0;
   std::vector<std::uint64_t> segments;  // body, then parts, bytes each
-  std::vector<std::uint32_t> crc32c;    // of each chunk
+  std::vector<std::uint32_t> crc32c;    // of each chunk; none if all receivers are on one host
 
   auto fields() { return std::tie(id, layout, chunk_bytes, segments, crc32c); }
 };
@@ -268,18 +264,10 @@ struct SnapshotReady {
 };
 
 // newcomer -> leader: the snapshot is here
-struct SnapshotComplete {
-  SnapshotId id;
-
-  auto fields() { return std::tie(id); }
-};
+struct SnapshotComplete : OfSnapshot {};
 
 // leader -> all: no member needs it any more
-struct SnapshotOver {
-  SnapshotId id;
-
-  auto fields() { return std::tie(id); }
-};
+struct SnapshotOver : OfSnapshot {};
 
 using Message = std::variant<Offer, Cut, Have, Stable, Checksum, Diverged, Flush, Resume, Ready, Go,
                              Move, FetchResult, FetchedResult, RequestState, SnapshotPromised,
@@ -295,11 +283,7 @@ struct Envelope {
 };
 
 // newcomer -> parent
-struct FetchInfo {
-  SnapshotId id;
-
-  auto fields() { return std::tie(id); }
-};
+struct FetchInfo : OfSnapshot {};
 
 struct FetchChunk {
   SnapshotId id;
@@ -309,19 +293,10 @@ struct FetchChunk {
 };
 
 // parent -> newcomer; the bytes are the payload's part
-struct Chunk {
-  SnapshotId id;
-  std::uint32_t chunk = 0;
-
-  auto fields() { return std::tie(id, chunk); }
-};
+struct Chunk : FetchChunk {};
 
 // parent -> newcomer: it never had the snapshot, or released it; ask the next parent
-struct Gone {
-  SnapshotId id;
-
-  auto fields() { return std::tie(id); }
-};
+struct Gone : OfSnapshot {};
 
 // The body of every payload of service `snapshot`: fenced by the snapshot's id instead of the
 // epoch, because a transfer continues across changes of epoch.

@@ -34,15 +34,20 @@ SnapshotInfo describe(const SnapshotId& id, std::uint64_t layout, const wire::Pa
                       std::uint32_t chunk_bytes) {
   SnapshotInfo info{id, layout, chunk_bytes, {payload.body.size()}, {}};
   for (const Buffer& part : payload.parts) info.segments.push_back(part.size());
-  for (const ChunkPlace& place : chunk_places(info)) {
-    const Buffer& segment = place.segment == 0 ? payload.body : payload.parts[place.segment - 1];
-    info.crc32c.push_back(wire::crc32c(segment.slice(place.offset, place.bytes).span()));
-  }
   return info;
 }
 
 HeldSnapshot::HeldSnapshot(SnapshotInfo info, wire::Payload payload)
     : info_(std::move(info)), payload_(std::move(payload)), places_(chunk_places(info_)) {}
+
+void HeldSnapshot::add_checksums() {
+  if (!info_.crc32c.empty()) return;
+  std::vector<std::uint32_t> checksums;
+  for (std::size_t index = 0; index < chunks(); ++index) {
+    checksums.push_back(wire::crc32c(chunk(index).span()));
+  }
+  info_.crc32c = std::move(checksums);  // all or nothing
+}
 
 Buffer HeldSnapshot::chunk(std::size_t index) const {
   const ChunkPlace& place = places_.at(index);
@@ -65,7 +70,9 @@ void SnapshotFetch::set_info(Time now, const SnapshotInfo& info) {
     total += bytes;
     chunks += (bytes + info.chunk_bytes - 1) / info.chunk_bytes;
   }
-  if (info.segments.empty() || chunks != info.crc32c.size()) {
+  const std::uint64_t most = limits.max_message / kChunkBytes + info.segments.size();
+  if (info.segments.empty() || chunks > most ||
+      (!info.crc32c.empty() && chunks != info.crc32c.size())) {
     throw Exception(ErrorCode::wire, "a snapshot's description does not fit its chunks");
   }
   // All or nothing: the allocation may fail.
@@ -110,7 +117,8 @@ bool SnapshotFetch::chunk(Time now, const Uid& from, std::uint32_t index, const 
   const MutableBuffer mine = segments_[place.segment].slice(place.offset, place.bytes);
   const bool fits = bytes.size() == place.bytes;
   if (fits) std::memcpy(mine.data(), bytes.data(), bytes.size());
-  if (!fits || wire::crc32c(mine.span()) != info_->crc32c[index]) {
+  const bool is_checked = !info_->crc32c.empty();
+  if (!fits || (is_checked && wire::crc32c(mine.span()) != info_->crc32c[index])) {
     if (parent() == from) ++misfits_;
     return false;
   }

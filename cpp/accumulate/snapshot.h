@@ -17,7 +17,7 @@ namespace moolink::accumulate {
 
 inline constexpr std::uint32_t kChunkBytes = 1u << 20;
 
-// Describes a payload as a snapshot, with a checksum of each chunk.
+// Describes a payload as a snapshot.
 SnapshotInfo describe(const SnapshotId& id, std::uint64_t layout, const wire::Payload& payload,
                       std::uint32_t chunk_bytes);
 
@@ -37,6 +37,8 @@ class HeldSnapshot {
   HeldSnapshot(SnapshotInfo info, wire::Payload payload);
 
   const SnapshotInfo& info() const { return info_; }
+  // From now on, info() has a checksum of each chunk. The first call reads all chunks.
+  void add_checksums();
   const wire::Payload& payload() const { return payload_; }
   std::size_t chunks() const { return places_.size(); }
   Buffer chunk(std::size_t index) const;
@@ -74,6 +76,7 @@ class SnapshotFetch {
   bool has(std::uint32_t index) const { return index < have_.size() && have_[index]; }
   Buffer chunk(std::uint32_t index) const;
 
+  std::size_t chunks() const { return places_.size(); }  // 0 without a description
   std::vector<Request> next_requests(Time now);
   Time deadline() const { return deadline_; }
   const std::optional<Uid> parent() const {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread_safety.h"
 
 namespace moolink {
 
@@ -35,7 +36,7 @@ inline void prepare_for_exceptions() noexcept {
 // `work` was for. False if `work` threw. Exceptions of `end` itself are dropped: with no memory
 // left even for an error, a time limit or the silence of a peer ends the work.
 template <class Work, class End>
-bool guard(Work&& work, End&& end) noexcept {
+bool guard(Work&& work, End&& end) noexcept MOOLINK_UNCHECKED {
   try {
     std::forward<Work>(work)();
     return true;

@@ -3,56 +3,43 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 namespace moolink {
 
-// Memory that its holder may write. The owner frees it with the last reference; a deleter may run
-// on any thread, with or without the GIL, and therefore never touches Python.
-class MutableBuffer {
+// Bytes and a reference to their owner. The owner's deleter frees the bytes after the last
+// reference. It may run on any thread, with or without the GIL, and therefore never touches Python.
+template <class Byte, class Owner>
+class BasicBuffer {
  public:
-  MutableBuffer() = default;
-  MutableBuffer(std::shared_ptr<void> owner, std::byte* data, std::size_t size)
+  BasicBuffer() = default;
+  BasicBuffer(std::shared_ptr<Owner> owner, Byte* data, std::size_t size)
       : owner_(std::move(owner)), data_(data), size_(size) {}
-
-  std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  std::span<std::byte> span() const { return {data_, size_}; }
-  const std::shared_ptr<void>& owner() const { return owner_; }
-  MutableBuffer slice(std::size_t offset, std::size_t size) const {
-    return {owner_, data_ + offset, size};
-  }
-
- private:
-  std::shared_ptr<void> owner_;
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-// Immutable bytes: a message's bytes are the same in every attempt.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(std::shared_ptr<const void> owner, const std::byte* data, std::size_t size)
-      : owner_(std::move(owner)), data_(data), size_(size) {}
-  Buffer(const MutableBuffer& other)  // NOLINT(google-explicit-constructor): giving up writing
+  template <class Writable>  // gives up writing
+    requires std::is_const_v<Byte>
+  BasicBuffer(const BasicBuffer<std::byte, Writable>& other)  // NOLINT(google-explicit-constructor)
       : owner_(other.owner()), data_(other.data()), size_(other.size()) {}
 
-  const std::byte* data() const { return data_; }
+  Byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  std::span<const std::byte> span() const { return {data_, size_}; }
-  const std::shared_ptr<const void>& owner() const { return owner_; }
-  Buffer slice(std::size_t offset, std::size_t size) const {
+  std::span<Byte> span() const { return {data_, size_}; }
+  const std::shared_ptr<Owner>& owner() const { return owner_; }
+  BasicBuffer slice(std::size_t offset, std::size_t size) const {
     return {owner_, data_ + offset, size};
   }
 
  private:
-  std::shared_ptr<const void> owner_;
-  const std::byte* data_ = nullptr;
+  std::shared_ptr<Owner> owner_;
+  Byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+// Memory that its holder may write.
+using MutableBuffer = BasicBuffer<std::byte, void>;
+// Immutable bytes: a message's bytes are the same in every attempt.
+using Buffer = BasicBuffer<const std::byte, const void>;
 
 // Memory that another process lends, mapped while the pointer lives. A fork may move the mapping:
 // read the span again after each fork, under a lock that forks take.

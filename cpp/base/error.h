@@ -31,6 +31,13 @@ inline constexpr std::uint8_t kErrorCodes = 13;
 // Whether the peer ran a call that failed.
 enum class Ran : std::uint8_t { no = 0, maybe = 1, yes = 2 };
 
+// How a peer was lost.
+enum class Down : std::uint8_t {
+  dead,         // proven: pidfd, refused reconnect, another instance under its name
+  unreachable,  // not heard for evict_after, or the session is lost: the peer itself may live
+  closed,       // it said CLOSE
+};
+
 // The event, the peer or group concerned, and the remedy; plain data, so that it can travel and be
 // simulated.
 struct Error {

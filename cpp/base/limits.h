@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/names.h"
-
 namespace moolink {
 
 // Checked before any allocation for bytes from outside.
@@ -15,7 +13,6 @@ struct Limits {
   std::size_t max_parts = 65536;                          // tensors in one message
   std::size_t max_message = std::size_t{64} << 30;        // all parts together
   std::size_t max_depth = 200;                            // nesting of a value
-  std::size_t max_name = kMaxName;                        // peer, function and group names, bytes
   std::size_t send_window_bytes = std::size_t{64} << 20;  // unacknowledged, in one session
   std::size_t send_window_messages = 4096;
 };

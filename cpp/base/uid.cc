@@ -2,7 +2,8 @@
 
 #include <sys/random.h>
 
-#include <cstdlib>
+#include <cinttypes>
+#include <cstdio>
 
 namespace moolink {
 
@@ -17,12 +18,8 @@ std::uint64_t entropy64() {
 Uid Uid::from_entropy() { return {entropy64(), entropy64()}; }
 
 std::string Uid::hex() const {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(32, '0');
-  for (int i = 0; i < 16; ++i) {
-    text[static_cast<std::size_t>(15 - i)] = kDigits[(high >> (4 * i)) & 15];
-    text[static_cast<std::size_t>(31 - i)] = kDigits[(low >> (4 * i)) & 15];
-  }
+  char text[33];
+  std::snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, high, low);
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bind/bindings.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/held_buffer.h"
 #include "bind/tensor_kinds.h"
@@ -21,26 +22,26 @@ namespace nb = nanobind;
 
 namespace {
 
-bool on_host(const DLTensor& tensor) { return tensor.device.device_type == kDLCPU; }
-
-bool has_gaps(const DLTensor& tensor) {
-  const auto dims = static_cast<std::size_t>(tensor.ndim);
-  return tensor.strides != nullptr &&
-         !tensor::is_contiguous({tensor.shape, dims}, {tensor.strides, dims});
-}
-
 bool same(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-// DLPack's description of a torch tensor; empty if torch raises, as for sparse ones.
+// DLPack's description of a torch tensor in host memory without gaps; empty for others, also if
+// torch raises, as for sparse ones.
 std::optional<DLTensor> exchanged(const DLPackExchangeAPI* api, PyObject* value) {
   DLTensor tensor;
   if (api->dltensor_from_py_object_no_sync(value, &tensor) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
-  return tensor;
+  const auto dims = static_cast<std::size_t>(tensor.ndim);
+  const bool compact = tensor.strides == nullptr ||
+                       tensor::is_contiguous({tensor.shape, dims}, {tensor.strides, dims});
+  return tensor.device.device_type == kDLCPU && compact ? std::optional(tensor) : std::nullopt;
+}
+
+[[noreturn]] void refuse_leaf() {
+  throw nb::value_error("a leaf of the batch cannot be filled by rows");
 }
 
 // The rows of a batch: a nest of exact dicts, tuples, namedtuples and lists, whose leaves are numpy
@@ -49,8 +50,7 @@ std::optional<DLTensor> exchanged(const DLPackExchangeAPI* api, PyObject* value)
 class BatchRows {
  public:
   // Throws nb::value_error for a batch of another kind.
-  explicit BatchRows(nb::handle batch)
-      : is_neg_name_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
+  explicit BatchRows(nb::handle batch) : is_neg_name_(interned("is_neg")) {
     root_ = build(batch);
     if (leaves_.empty()) throw nb::value_error("the batch has no arrays");
     sources_.resize(leaves_.size());
@@ -121,9 +121,9 @@ class BatchRows {
         kind.api->dltensor_from_py_object_no_sync != nullptr) {
       leaf.api = kind.api;
       const std::optional<DLTensor> tensor = exchanged(leaf.api, array.ptr());
-      if (!tensor || !on_host(*tensor) || tensor->ndim < 1 || has_gaps(*tensor) ||
-          tensor->dtype.code == kDLComplex || tensor->dtype.bits % 8 != 0) {
-        throw nb::value_error("a leaf of the batch cannot be filled by rows");
+      if (!tensor || tensor->ndim < 1 || tensor->dtype.code == kDLComplex ||
+          tensor->dtype.bits % 8 != 0) {
+        refuse_leaf();
       }
       leaf.data = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
       leaf.dtype = tensor->dtype;
@@ -134,12 +134,12 @@ class BatchRows {
       try {
         leaf.buffer = std::make_unique<HeldBuffer>(array, PyBUF_CONTIG | PyBUF_FORMAT);
       } catch (const nb::python_error&) {  // a dtype without a buffer format
-        throw nb::value_error("a leaf of the batch cannot be filled by rows");
+        refuse_leaf();
       }
       const Py_buffer& view = leaf.buffer->view();
       // References are counted, which a copy of bytes would not do.
       if (view.ndim < 1 || std::string_view(view.format).find('O') != std::string_view::npos) {
-        throw nb::value_error("a leaf of the batch cannot be filled by rows");
+        refuse_leaf();
       }
       leaf.data = leaf.buffer->data<std::byte>();
       leaf.shape.assign(view.shape + 1, view.shape + view.ndim);
@@ -194,16 +194,15 @@ class BatchRows {
 
   bool find_torch_source(const Leaf& leaf, std::size_t index, PyObject* tensor) {
     const std::optional<DLTensor> given = exchanged(leaf.api, tensor);
-    if (!given || !on_host(*given) || !same(given->dtype, leaf.dtype) ||
+    if (!given || !same(given->dtype, leaf.dtype) ||
         !std::ranges::equal(std::span(given->shape, static_cast<std::size_t>(given->ndim)),
                             leaf.shape) ||
-        has_gaps(*given) || (given->data == nullptr && leaf.row_bytes > 0)) {
+        (given->data == nullptr && leaf.row_bytes > 0)) {
       return false;
     }
     if (leaf.dtype.code == kDLFloat) {  // the memory of a negated view has other values
       const nb::object negated =
-          nb::steal(PyObject_VectorcallMethod(is_neg_name_.ptr(), &tensor, 1, nullptr));
-      if (!negated.is_valid()) throw nb::python_error();
+          own(PyObject_VectorcallMethod(is_neg_name_.ptr(), &tensor, 1, nullptr));
       if (negated.ptr() != Py_False) return false;
     }
     sources_[index] = static_cast<const std::byte*>(given->data) + given->byte_offset;
@@ -225,10 +224,8 @@ void bind_batch_rows(nb::module_& m) {
   nb::class_<BatchRows>(m, "BatchRows",
                         "The rows of a batch of numpy arrays and torch tensors on the host.")
       .def(nb::init<nb::handle>(), nb::arg("batch"),
-           nb::sig("def __init__(self, batch: typing.Any) -> None"),
            "Raises ValueError if the batch has other leaves.")
       .def("put", &BatchRows::put, nb::arg("item"), nb::arg("row"),
-           nb::sig("def put(self, item: typing.Any, row: int) -> bool"),
            "Copies an item of the batch's structure, dtypes and shapes to a row. Returns False, "
            "and copies nothing, if the item differs in any of them.");
 }

@@ -2,6 +2,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
+#include <utility>
+
 namespace moolink::bind {
 
 namespace nb = nanobind;
@@ -14,6 +17,12 @@ nb::class_<Type> public_class(nb::module_& m, const char* name, const Extra&... 
   nb::class_<Type> bound(m, name, extra...);
   m.attr("__name__") = own;
   return bound;
+}
+
+// A Python object that owns a new Type.
+template <class Type, class... Args>
+nb::object new_object(Args&&... args) {
+  return nb::cast(new Type(std::forward<Args>(args)...), nb::rv_policy::take_ownership);
 }
 
 template <class Type>
@@ -37,6 +46,18 @@ inline PyType_Slot collected_slots[] = {
     {0, nullptr},
 };
 
+// A method of self.peer(), as a function of self.
+template <class Self, class Peer, class Result, class... Args>
+auto forward(Result (Peer::*method)(Args...)) {
+  return [method](const Self& self, Args... args) {
+    return std::invoke(method, self.peer(), args...);
+  };
+}
+template <class Self, class Peer, class Result>
+auto forward(Result (Peer::*method)() const) {
+  return [method](const Self& self) { return std::invoke(method, self.peer()); };
+}
+
 inline constexpr const char* kExitSignature =
     "def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, "
     "traceback: types.TracebackType | None, /) -> None";
@@ -49,7 +70,7 @@ void def_context_manager(Class& bound) {
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> typing.Self"))
       .def(
-          "__exit__", [](typename Class::Type& self, const nb::args&) { self.close(); },
+          "__exit__", [](nb::handle self, const nb::args&) { self.attr("close")(); },
           nb::sig(kExitSignature));
 }
 

@@ -2,7 +2,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,54 +16,50 @@ namespace moolink::bind {
 namespace {
 
 // Python's BrokerCore, on which moolink.Broker is built.
-class PyBroker {
+class PyBroker : public runtime::BrokerPeer {
  public:
   // `owns`: the peer is closed with the broker.
-  PyBroker(const PyRpc& rpc, bool first, bool owns) : owns_rpc_(owns) {
-    group::BrokerConfig config;
-    if (first) config.gather = Duration::zero();
-    broker_ = std::make_unique<runtime::BrokerPeer>(rpc.peer(), config);
+  PyBroker(const PyRpc& rpc, bool first, bool owns)
+      : BrokerPeer(rpc.peer(), config_of(first)), owns_rpc_(owns) {}
+  ~PyBroker() override { close_without_gil(); }
+
+  void close_without_gil() {
+    const GilRelease unlocked;
+    BrokerPeer::close();
+    if (owns_rpc_) rpc()->close();
   }
-  ~PyBroker() { close(); }
-  PyBroker(const PyBroker&) = delete;
-  PyBroker& operator=(const PyBroker&) = delete;
 
   // Without the GIL:
-  void set_name(const std::string& name) { broker_->rpc()->set_name(name); }
+  void set_name(const std::string& name) { rpc()->set_name(name); }
   std::vector<std::string> listen(const std::string& address,
                                   const std::optional<std::string>& advertise) {
-    return broker_->rpc()->listen(address, advertise.value_or(""));
+    return rpc()->listen(address, advertise.value_or(""));
   }
-  std::vector<std::string> groups() { return broker_->groups(); }
   std::vector<std::string> members(const std::string& group) {
     std::vector<std::string> names;
-    for (const group::MemberInfo& member : broker_->view(group).members) {
-      names.push_back(member.name);
-    }
+    for (const group::MemberInfo& member : view(group).members) names.push_back(member.name);
     return names;
   }
   std::string repr() {
     try {
-      runtime::RpcPeer& peer = *broker_->rpc();
-      std::string text = "<moolink.Broker '" + peer.name() + "'";
-      if (broker_->closed()) return text + ", closed>";
-      const std::size_t groups = broker_->groups().size();
-      return text + places_text(peer.addresses()) + ", " + std::to_string(groups) +
-             (groups == 1 ? " group>" : " groups>");
+      std::string text = "<moolink.Broker '" + rpc()->name() + "'";
+      if (closed()) return text + ", closed>";
+      const std::size_t count = groups().size();
+      return text + places_text(rpc()->addresses()) + ", " + std::to_string(count) +
+             (count == 1 ? " group>" : " groups>");
     } catch (const Exception&) {  // this process is a forked child
       return "<moolink.Broker of the parent process>";
     }
   }
 
-  void close() {
-    const GilRelease unlocked;
-    broker_->close();
-    if (owns_rpc_) broker_->rpc()->close();
+ private:
+  static group::BrokerConfig config_of(bool first) {
+    group::BrokerConfig config;
+    if (first) config.gather = Duration::zero();
+    return config;
   }
 
- private:
   const bool owns_rpc_;
-  std::unique_ptr<runtime::BrokerPeer> broker_;
 };
 
 }  // namespace
@@ -86,7 +81,8 @@ void bind_broker(nb::module_& m) {
       .def("members", &PyBroker::members, nb::arg("group"), nb::call_guard<GilRelease>(),
            "Returns the names of a group's members in the order of their ranks; an unknown group "
            "has none.")
-      .def("close", &PyBroker::close, "Stops being a broker; groups continue as they are.")
+      .def("close", &PyBroker::close_without_gil,
+           "Stops being a broker; groups continue as they are.")
       .def("__repr__", &PyBroker::repr, nb::call_guard<GilRelease>());
   def_context_manager(broker);
 }

@@ -44,7 +44,7 @@ class PyCompletions {
     awaitable.forget(completions_, number);
   }
 
-  nb::list take() {
+  nb::typed<nb::list, nb::any> take() {
     nb::list ready;
     for (const std::uint64_t number : completions_->take()) {
       const auto token = tokens_.extract(number);
@@ -76,8 +76,7 @@ void bind_completions(nb::module_& m) {
            "Ends a watch.")
       .def("forget", &PyCompletions::forget<PyStream>, nb::arg("awaitable"), nb::arg("number"))
       .def("take", &PyCompletions::take,
-           "Returns the tokens of futures and streams that have become ready, each once.",
-           nb::sig("def take(self) -> list[typing.Any]"));
+           "Returns the tokens of futures and streams that have become ready, each once.");
 }
 
 }  // namespace moolink::bind

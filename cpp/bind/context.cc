@@ -12,7 +12,6 @@
 
 #include "base/uid.h"
 #include "bind/bindings.h"
-#include "bind/blocking_wait.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
@@ -66,12 +65,9 @@ class Gil final : public runtime::Interpreter {
   }
 
  private:
-  static thread_local PyThreadState* state_;
-  static thread_local PyGILState_STATE release_;
+  inline static thread_local PyThreadState* state_ = nullptr;
+  inline static thread_local PyGILState_STATE release_{};
 };
-
-thread_local PyThreadState* Gil::state_ = nullptr;
-thread_local PyGILState_STATE Gil::release_{};
 
 // The GIL guards all of it.
 struct Defaults {
@@ -114,15 +110,15 @@ void set_max_threads(std::size_t count) {
   state.context->workers().set_limit(count);
 }
 
-void call_later(double seconds, nb::callable function) {
+void call_later(double seconds, nb::typed<nb::callable, nb::object()> function) {
   if (is_shut_down()) return;  // the process ends, and its timers with it
   const auto context = default_context();
   const Time when = io::now() + to_duration(seconds);
   auto task = [function = Reference(std::move(function))] { call_back(function.borrow()); };
   const auto lock = context->lock();
   // The context owns the loop, so its timers end with it.
-  context->engine().loop().at(
-      when, [&workers = context->workers(), task = std::move(task)] { workers.submit(task); });
+  context->engine().loop().at(when, [&workers = context->workers(), task = std::move(task)]()
+                                        MOOLINK_LOCKED { workers.submit(task); });
   context->engine().rearm(when);
 }
 
@@ -189,6 +185,12 @@ std::shared_ptr<runtime::Context> default_context() {
   return state.context;
 }
 
+void log_info(std::string text) {
+  const auto context = default_context();
+  const auto lock = context->lock();
+  context->log(LogLevel::info, std::move(text));
+}
+
 void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer) {
   auto& peers = defaults().peers;
   std::erase_if(peers, [](const auto& weak) { return weak.expired(); });
@@ -225,8 +227,7 @@ void bind_context(nb::module_& m) {
         "Sets how many handlers and callbacks may run at once. Handlers that wait inside moolink "
         "do not count.");
   m.def("call_later", &call_later, nb::arg("seconds"), nb::arg("function"),
-        "Calls `function()` on a worker thread after `seconds`.",
-        nb::sig("def call_later(seconds: float, function: typing.Callable[[], object]) -> None"));
+        "Calls `function()` on a worker thread after `seconds`.");
   nb::class_<LentSlot>(
       m, "LentSlot",
       "A context manager. A handler inside it does not count towards the limit of set_max_threads.")

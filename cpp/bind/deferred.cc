@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <string_view>
 #include <utility>
 
 #include "bind/bindings.h"
@@ -13,31 +14,20 @@
 namespace moolink::bind {
 namespace {
 
-std::string text_of(nb::handle value) {
-  const nb::object text = nb::steal(PyObject_Str(value.ptr()));
-  if (!text.is_valid()) {
-    PyErr_Clear();  // the exception's own __str__ raised
-    return "<no text>";
-  }
-  return nb::cast<std::string>(text.attr("encode")("utf-8", "replace").attr("decode")("utf-8"));
-}
-
-std::string qualified_name(nb::handle value) {
-  const nb::handle type = value.type();
-  const std::string module = text_of(type.attr("__module__"));
-  const std::string name = text_of(type.attr("__qualname__"));
-  return module == "builtins" ? name : module + "." + name;
+std::string raised_type(nb::handle exception) {
+  const std::string name = type_text(exception);
+  constexpr std::string_view kBuiltins = "builtins.";
+  return name.starts_with(kBuiltins) ? name.substr(kBuiltins.size()) : name;
 }
 
 Error remote_error(nb::handle exception, const std::string& function) {
   const nb::object lines = nb::module_::import_("traceback").attr("format_exception")(exception);
-  const std::string type = qualified_name(exception);
-  return {.code = ErrorCode::remote,
-          .message = "the handler of '" + function + "' raised " + type + ": " + text_of(exception),
-          .function = function,
-          .remote_type = type,
-          .traceback = text_of(nb::str("").attr("join")(lines)),
-          .ran = Ran::yes};
+  const std::string type = raised_type(exception);
+  Error error = remote_failure(
+      function, "the handler of '" + function + "' raised " + type + ": " + text_of(exception),
+      type);
+  error.traceback = text_of(nb::str("").attr("join")(lines));
+  return error;
 }
 
 wire::Payload encode_for(runtime::Responder& responder, nb::handle value,
@@ -58,11 +48,8 @@ Error to_remote_error(nb::python_error& raised, const std::string& function) {
     return remote_error(raised.value(), function);
   } catch (nb::python_error& again) {
     again.discard_as_unraisable("the traceback of a handler");
-    return {.code = ErrorCode::remote,
-            .message = "the handler of '" + function + "' raised",
-            .function = function,
-            .remote_type = qualified_name(raised.value()),
-            .ran = Ran::yes};
+    return remote_failure(function, "the handler of '" + function + "' raised",
+                          raised_type(raised.value()));
   }
 }
 
@@ -78,11 +65,9 @@ void send_raised(runtime::Responder& responder, nb::python_error& raised) {
 
 Error unsendable(const runtime::Responder& responder, const std::string& what,
                  const std::string& why) {
-  return {.code = ErrorCode::remote,
-          .message = what + " of '" + responder.function() + "' cannot travel: " + why,
-          .function = responder.function(),
-          .remote_type = "ValueError",
-          .ran = Ran::yes};
+  return remote_failure(responder.function(),
+                        what + " of '" + responder.function() + "' cannot travel: " + why,
+                        "ValueError");
 }
 
 void send_value(runtime::Responder& responder, nb::handle value, const ValueOptions& options) {
@@ -145,14 +130,14 @@ void PyDeferred::refuse(const std::string& reason) {
 
 void PyDeferred::reject(const std::string& reason) {
   const std::string& function = responder_->function();
-  finish(Error{.code = ErrorCode::remote,
-               .message = "the call of '" + function + "' was refused: " + reason,
-               .function = function,
-               .remote_type = "ValueError"});
+  Error error = remote_failure(function, "the call of '" + function + "' was refused: " + reason,
+                               "ValueError");
+  error.ran = Ran::no;
+  finish(std::move(error));
 }
 
 // The callbacks are members here, for the garbage collector: they often refer to this object.
-void PyDeferred::add_cancel_callback(nb::callable callback) {
+void PyDeferred::add_cancel_callback(Callback callback) {
   if (responder_->sent()) return;
   if (!cancel_callbacks_) cancel_callbacks_ = std::make_shared<Callbacks>();
   // Also kept here: another thread may reply while this one waits for the engine.
@@ -179,7 +164,7 @@ bool PyStreamReturn::item(nb::object value) {
   return responder_->has_room();
 }
 
-void PyStreamReturn::when_room(nb::callable callback) {
+void PyStreamReturn::when_room(Callback callback) {
   await_engine(*responder_->context());
   responder_->when_room(
       [callback = Reference(std::move(callback))] { call_back(callback.borrow()); });
@@ -203,7 +188,6 @@ void bind_deferred(nb::module_& m) {
            "Makes the call fail with RemoteError (remote_type \"ValueError\", ran \"no\") at the "
            "caller: its request cannot be carried out.")
       .def("add_cancel_callback", &PyDeferred::add_cancel_callback, nb::arg("callback"),
-           nb::sig("def add_cancel_callback(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread as soon as the caller has stopped waiting: it "
            "cancelled the call, its time limit passed, it was lost, or this peer was closed. "
            "`callback()` is not called after a reply, nor once nothing refers to this object any "
@@ -215,11 +199,9 @@ void bind_deferred(nb::module_& m) {
                                          nb::type_slots(collected_slots<PyDeferred>),
                                          "The reply of a streamed call, with the items before it.")
       .def("item", &PyStreamReturn::item, nb::arg("value"),
-           nb::sig("def item(self, value: typing.Any) -> bool"),
            "Sends an item; returns whether the caller takes another one now. Raises ValueError if "
            "the caller takes none now.")
       .def("when_room", &PyStreamReturn::when_room, nb::arg("callback"),
-           nb::sig("def when_room(self, callback: typing.Callable[[], object]) -> None"),
            "Calls `callback()` on a worker thread once the caller takes another item, or has "
            "stopped waiting.");
 }

@@ -33,6 +33,8 @@ void send_item(runtime::Responder& responder, nb::handle value, const ValueOptio
 // Python's RpcDeferredReturn: the reply of a define_deferred handler.
 class PyDeferred {
  public:
+  using Callback = nb::typed<nb::callable, nb::object()>;
+
   PyDeferred(std::shared_ptr<runtime::Responder> responder,
              std::shared_ptr<const ValueOptions> options)
       : responder_(std::move(responder)), options_(std::move(options)) {}
@@ -41,7 +43,7 @@ class PyDeferred {
   void error(nb::handle exception);
   void refuse(const std::string& reason);
   void reject(const std::string& reason);
-  void add_cancel_callback(nb::callable callback);
+  void add_cancel_callback(Callback callback);
   bool cancelled() const { return responder_->cancelled(); }
   std::string repr() const;
 
@@ -65,7 +67,7 @@ class PyStreamReturn : public PyDeferred {
   using PyDeferred::PyDeferred;
 
   bool item(nb::object value);
-  void when_room(nb::callable callback);
+  void when_room(Callback callback);
 };
 
 }  // namespace moolink::bind

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 
@@ -27,11 +28,6 @@ nb::list path_names(const rpc::PeerInfo& info) {
 nb::object seconds_or_none(Duration duration) {
   if (duration < Duration(0)) return nb::none();
   return nb::float_(in_seconds_of(duration));
-}
-
-// None: not encrypted.
-nb::object cipher_or_none(const std::string& cipher) {
-  return cipher.empty() ? nb::none() : nb::object(text(cipher));
 }
 
 nb::dict describe(const rpc::PeerInfo& info) {
@@ -61,19 +57,20 @@ nb::dict describe(const rpc::PathState& path) {
   result["state"] = path.in_use ? "in use" : path.live ? "ready" : "unused";
   result["reason"] = text(path.reason);
   result["address"] = text(path.address);
-  result["cipher"] = cipher_or_none(path.cipher);
+  result["cipher"] = text_or_none(path.cipher);
   result["latency"] = seconds_or_none(path.round_trip);
   result["last_latency"] = seconds_or_none(path.last_round_trip);
   result["silent"] = path.live ? nb::object(nb::float_(in_seconds_of(path.silent))) : nb::none();
   return result;
 }
 
-nb::dict describe(const rpc::TriedAddress& tried) {
+nb::dict describe(const rpc::Tried::value_type& tried) {
+  const auto& [address, failures] = tried;
   nb::dict result;
-  result["address"] = text(tried.address);
-  result["tries"] = tried.tries;
-  result["given_up"] = tried.given_up;
-  result["error"] = text(tried.error);
+  result["address"] = text(address);
+  result["tries"] = failures.tries;
+  result["given_up"] = failures.given_up;
+  result["error"] = text(failures.error);
   return result;
 }
 
@@ -155,17 +152,12 @@ nb::dict describe(const rpc::Explanation& known) {
   result["suspected"] = known.suspected;
   result["same_host"] = known.same_host;
   result["reason"] = text(known.reason);
-  result["path"] = "none";
-  result["cipher"] = nb::none();
-  result["latency"] = nb::none();
-  result["last_latency"] = nb::none();
-  for (const rpc::PathState& path : known.paths) {
-    if (!path.in_use) continue;
-    result["path"] = name_of(path.kind);
-    result["cipher"] = cipher_or_none(path.cipher);
-    result["latency"] = seconds_or_none(path.round_trip);
-    result["last_latency"] = seconds_or_none(path.last_round_trip);
-  }
+  const auto used = std::ranges::find_if(known.paths, &rpc::PathState::in_use);
+  const rpc::PathState path = used == known.paths.end() ? rpc::PathState{} : *used;
+  result["path"] = path.in_use ? name_of(path.kind) : nb::str("none");
+  result["cipher"] = text_or_none(path.cipher);
+  result["latency"] = seconds_or_none(path.round_trip);
+  result["last_latency"] = seconds_or_none(path.last_round_trip);
   result["paths"] = describe_all(known.paths);
   result["addresses"] = known.addresses;
   result["tried"] = describe_all(known.tried);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "bind/bindings.h"
 #include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/tensor_kinds.h"
 #include "device/block.h"
@@ -28,7 +29,7 @@ nb::object device_arrays() { return nb::module_::import_("moolink.data.device_ar
 
 bool becomes_cupy(const wire::TensorHead& head, ArrayKind arrays) {
   return head.framework == wire::Framework::cupy && arrays == ArrayKind::same &&
-         loaded_module("cupy").is_valid();
+         loaded("cupy", "ndarray").is_valid();
 }
 
 // The number of devices that this process can use; 0 without a driver.
@@ -57,9 +58,7 @@ void say_that_it_receives(int device) {
       without_gil([&] { return device::Devices::process().receives(device); });
   static bool told = false;  // with the GIL
   if (refusal.empty() || std::exchange(told, true)) return;
-  const auto context = default_context();
-  const auto lock = context->lock();
-  context->log(LogLevel::info, "arrays on CUDA devices come through the host's memory: " + refusal);
+  log_info("arrays on CUDA devices come through the host's memory: " + refusal);
 }
 
 }  // namespace
@@ -67,12 +66,11 @@ void say_that_it_receives(int device) {
 MutableBuffer host_copy(std::span<const std::byte> elements) {
   const MutableBuffer memory = HeapAllocator().allocate(elements.size());
   if (elements.empty()) return memory;
-  const GilRelease released;
-  if (const auto block = device::block_of(elements.data())) {
-    block->copy_to_host(elements, memory.data());
-  } else {
+  const auto block = device::block_of(elements.data());
+  unlocked_if(block != nullptr || elements.size() >= kUnlockedCopy, [&] {
+    if (block != nullptr) return block->copy_to_host(elements, memory.data());
     std::memcpy(memory.data(), elements.data(), elements.size());
-  }
+  });
   return memory;
 }
 
@@ -91,9 +89,7 @@ DeviceChoice parse_device(std::string_view text) {
     device::load_driver();  // fails early; it is not initialised, which would forbid a fork
     return {.same = false, .device = number};
   }
-  const std::string message =
-      "device must be \"cpu\", \"same\" or \"cuda:N\", not \"" + std::string(text) + "\"";
-  throw nb::value_error(message.c_str());
+  value_error("device must be \"cpu\", \"same\" or \"cuda:N\", not \"" + std::string(text) + "\"");
 }
 
 DeviceCopies::OfStream& DeviceCopies::of_stream(const ImportedTensor& tensor) {
@@ -107,7 +103,7 @@ DeviceCopies::OfStream& DeviceCopies::of_stream(const ImportedTensor& tensor) {
 Buffer DeviceCopies::keep(const ImportedTensor& from) {
   const tensor::TensorRef& tensor = from.tensor;
   if (!device::is_on_device(tensor.device)) return {};  // pinned or managed: the host reads it
-  if (!tensor::is_contiguous(tensor.shape, tensor.strides)) return {};
+  if (!tensor.is_contiguous()) return {};
   MutableBuffer memory;
   try {
     memory = device::allocate(device::Devices::process(), from.stream->device(), from.bytes());
@@ -121,7 +117,7 @@ Buffer DeviceCopies::keep(const ImportedTensor& from) {
 void DeviceCopies::add(const ImportedTensor& from, std::byte* to) {
   OfStream& group = of_stream(from);
   const tensor::TensorRef& tensor = from.tensor;
-  if (tensor::is_contiguous(tensor.shape, tensor.strides)) {
+  if (tensor.is_contiguous()) {
     group.to_host.push_back({tensor.data, to, from.bytes()});
     return;
   }
@@ -189,17 +185,19 @@ namespace {
 std::span<std::byte> memory_of(nb::handle array, bool to_write) {
   const ImportedTensor imported = import_numbers(array);
   const tensor::TensorRef& tensor = imported.tensor;
-  if (!tensor::is_contiguous(tensor.shape, tensor.strides) || (to_write && tensor.read_only)) {
+  if (!tensor.is_contiguous() || (to_write && tensor.read_only)) {
     throw nb::value_error("an array has gaps, or cannot be written");
   }
   return {tensor.data, imported.bytes()};
 }
 
-void copy_to_host(const nb::list& tensors, const nb::list& arrays) {
+using Objects = nb::typed<nb::list, nb::any>;
+
+void copy_to_host(const Objects& tensors, const Objects& arrays) {
   std::vector<ImportedTensor> imported;
-  imported.reserve(nb::len(tensors));  // the copies refer to them
+  imported.reserve(tensors.size());  // the copies refer to them
   DeviceCopies copies;
-  for (std::size_t i = 0; i < nb::len(tensors); ++i) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto tensor = import_tensor(tensors[i]);
     const std::span<std::byte> place = memory_of(arrays[i], true);
     if (!tensor || tensor->stream == nullptr || tensor->bytes() != place.size()) {
@@ -238,12 +236,9 @@ nb::dict cuda_info() {
 
 void bind_device(nb::module_& m) {
   m.def("copy_to_host", &copy_to_host, nb::arg("tensors"), nb::arg("arrays"),
-        "Copies tensors on devices into host arrays of the same sizes, in row-major order.",
-        nb::sig("def copy_to_host(tensors: list[typing.Any], arrays: "
-                "list[numpy.typing.NDArray[typing.Any]]) -> None"));
+        "Copies tensors on devices into host arrays of the same sizes, in row-major order.");
   m.def("copy_to_device", &copy_to_device, nb::arg("array"), nb::arg("address"), nb::arg("device"),
-        "Copies a host array into memory of a device that no queued work uses.",
-        nb::sig("def copy_to_device(array: typing.Any, address: int, device: int) -> None"));
+        "Copies a host array into memory of a device that no queued work uses.");
   m.def("cuda_info", &cuda_info,
         "Returns counts of this process's copies from and to CUDA devices.",
         nb::sig("def cuda_info() -> moolink.reports.CudaInfo"));

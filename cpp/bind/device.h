@@ -58,7 +58,7 @@ std::optional<std::uint32_t> device_for(const wire::TensorHead& head, ArrayKind 
                                         const DeviceChoice& choice);
 
 // An aligned copy in the host's memory of elements there or on a device. Needs the GIL, and
-// releases it meanwhile.
+// releases it during a long copy.
 MutableBuffer host_copy(std::span<const std::byte> elements);
 
 // An array on the device, in its framework's own memory, with these elements. It is complete: any

@@ -7,6 +7,7 @@
 
 #include "base/at_fork.h"
 #include "bind/bindings.h"
+#include "bind/errors.h"
 #include "bind/held_buffer.h"
 
 namespace moolink::bind {
@@ -14,12 +15,6 @@ namespace moolink::bind {
 namespace nb = nanobind;
 
 namespace {
-
-nb::object interned_name(const char* name) {
-  PyObject* made = PyUnicode_InternFromString(name);
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal(made);
-}
 
 bool is_true(PyObject* value) {
   const int truth = PyObject_IsTrue(value);
@@ -36,7 +31,9 @@ void lower(bool& flag) {
 // array that fits, no end of an episode) into shared memory. Python handles the others.
 class EnvironmentRows {
  public:
-  EnvironmentRows(const nb::dict& environments, nb::object observation, nb::handle reward,
+  using Environments = nb::typed<nb::dict, std::size_t, nb::any>;
+
+  EnvironmentRows(const Environments& environments, nb::object observation, nb::handle reward,
                   nb::handle terminated, nb::handle truncated, nb::handle current, bool keeps_infos)
       : reward_(reward, PyBUF_CONTIG | PyBUF_FORMAT),
         terminated_(terminated, PyBUF_CONTIG),
@@ -44,9 +41,9 @@ class EnvironmentRows {
         current_(current, PyBUF_CONTIG),
         rows_(static_cast<std::size_t>(reward_.view().len / reward_.view().itemsize)),
         keeps_infos_(keeps_infos),
-        due_name_(interned_name("due")),
-        env_name_(interned_name("env")),
-        step_name_(interned_name("step")) {
+        due_name_(interned("due")),
+        env_name_(interned("env")),
+        step_name_(interned("step")) {
     environments_.resize(rows_);
     for (const auto& [row, environment] : environments) {
       environments_.at(nb::cast<std::size_t>(row)) = nb::borrow(environment);
@@ -59,7 +56,8 @@ class EnvironmentRows {
 
   // Steps `actions.size()` rows from `first`. Calls `take(row, result)` with a result that is not
   // plain, `begin(row)` for a row that is due for a reset.
-  void step(std::size_t first, const nb::list& actions, nb::handle take, nb::handle begin) {
+  void step(std::size_t first, const nb::typed<nb::list, nb::any>& actions, nb::handle take,
+            nb::handle begin) {
     const std::size_t count = actions.size();
     if (first > rows_ || count > rows_ - first) throw nb::index_error("there are no such rows");
     for (std::size_t i = 0; i < count; ++i) {
@@ -81,8 +79,7 @@ class EnvironmentRows {
     const nb::object env = environment.attr(env_name_);
     PyObject* arguments[] = {env.ptr(), action.ptr()};
     const nb::object result =
-        nb::steal(PyObject_VectorcallMethod(step_name_.ptr(), arguments, 2, nullptr));
-    if (!result.is_valid()) throw nb::python_error();
+        own(PyObject_VectorcallMethod(step_name_.ptr(), arguments, 2, nullptr));
     if (forked_) environment.attr("end_forked_child")();
     if (!write_plain(row, result.ptr())) take(row, result);
   }
@@ -150,23 +147,14 @@ void bind_environment_rows(nb::module_& m) {
   nb::class_<EnvironmentRows>(
       m, "EnvironmentRows",
       "The environments of a pool's worker, and the shared memory for the results of their steps.")
-      .def(nb::init<const nb::dict&, nb::object, nb::handle, nb::handle, nb::handle, nb::handle,
-                    bool>(),
+      .def(nb::init<const EnvironmentRows::Environments&, nb::object, nb::handle, nb::handle,
+                    nb::handle, nb::handle, bool>(),
            nb::arg("environments"), nb::arg("observation").none(), nb::arg("reward"),
            nb::arg("terminated"), nb::arg("truncated"), nb::arg("current"), nb::arg("keeps_infos"),
-           nb::sig("def __init__(self, environments: dict[int, typing.Any], observation: "
-                   "numpy.typing.NDArray[typing.Any] | None, reward: "
-                   "numpy.typing.NDArray[typing.Any], terminated: "
-                   "numpy.typing.NDArray[numpy.bool_], truncated: "
-                   "numpy.typing.NDArray[numpy.bool_], current: memoryview, keeps_infos: bool) -> "
-                   "None"),
            "`environments` are objects with `due` and `env`, by row. The arrays have all rows of "
            "the pool; `observation` is None if an observation is not a single array.")
       .def("step", &EnvironmentRows::step, nb::arg("first"), nb::arg("actions"), nb::arg("take"),
            nb::arg("begin"),
-           nb::sig("def step(self, first: int, actions: list[typing.Any], take: "
-                   "collections.abc.Callable[[int, typing.Any], None], begin: "
-                   "collections.abc.Callable[[int], None]) -> None"),
            "Steps the rows from `first`, one for each action. ``begin(row)`` is called for a row "
            "that is due, ``take(row, result)`` for every result except an array of the right kind "
            "within an episode. An exception of an environment ends the call; `current` is then its "

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/enum_names.h"
 #include "bind/bindings.h"
@@ -13,10 +14,6 @@ namespace moolink::bind {
 namespace {
 
 constexpr auto kRanNames = enum_names<Ran::yes>("no", "maybe", "yes");
-
-nb::object text_or_none(const std::string& value) {
-  return value.empty() ? nb::object(nb::none()) : text(value);
-}
 
 void translate(const std::exception_ptr& pointer, void*) {
   try {
@@ -43,8 +40,35 @@ const char* class_name(ErrorCode code) {
 }
 
 nb::object text(std::string_view utf8) {
-  return nb::steal(
-      PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "replace"));
+  return own(PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "replace"));
+}
+
+nb::object text_or_none(std::string_view utf8) {
+  return utf8.empty() ? nb::object(nb::none()) : text(utf8);
+}
+
+std::string text_of(nb::handle value) {
+  const nb::object text = nb::steal(PyObject_Str(value.ptr()));
+  const nb::object utf8 =
+      text.is_valid()
+          ? nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"))
+          : nb::object();
+  PyErr_Clear();
+  if (!utf8.is_valid()) return "<no text>";
+  return {PyBytes_AsString(utf8.ptr()), static_cast<std::size_t>(PyBytes_Size(utf8.ptr()))};
+}
+
+std::string type_text(nb::handle value) {
+  const nb::handle type = value.type();
+  return text_of(type.attr("__module__")) + "." + text_of(type.attr("__qualname__"));
+}
+
+Error remote_failure(const std::string& function, std::string message, std::string type) {
+  return {.code = ErrorCode::remote,
+          .message = std::move(message),
+          .function = function,
+          .remote_type = std::move(type),
+          .ran = Ran::yes};
 }
 
 nb::object to_exception(const Error& error, const std::shared_ptr<const std::string>& detail) {

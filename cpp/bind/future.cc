@@ -44,14 +44,14 @@ std::string Subject::text() const {
 bool PyFuture::wait(std::optional<double> timeout) {
   park_if_exiting();
   if (future_->done()) return true;
-  const Time deadline = deadline_after(timeout);
-  const auto interrupt = signal_check();
-  const bool over = without_gil([&] { return future_->wait(deadline, interrupt); });
+  const bool over = wait_unlocked(timeout, [this](Time deadline, const auto& interrupt) {
+    return future_->wait(deadline, interrupt);
+  });
   release_dropped();  // such as the operation's inputs
   return over;
 }
 
-nb::object PyFuture::result(std::optional<double> timeout) {
+nb::any PyFuture::result(std::optional<double> timeout) {
   if (!wait(timeout)) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", *timeout);
@@ -61,7 +61,7 @@ nb::object PyFuture::result(std::optional<double> timeout) {
     exception.attr("detail") = text(future_->who_waits());
     raise(exception);
   }
-  return value();
+  return nb::borrow<nb::any>(value());
 }
 
 nb::object PyFuture::value() {
@@ -133,11 +133,9 @@ nb::object PyFuture::released() {
     const runtime::Engine::Lock lock = context->lock();
     released_->complete(wire::Payload{});
   }
-  return nb::cast(
-      new PyFuture(
-          released_, [](const wire::Payload&) { return nb::none(); },
-          Subject{"release of the arrays lent to the call of", subject_.name, subject_.peer}),
-      nb::rv_policy::take_ownership);
+  return new_object<PyFuture>(
+      released_, [](const wire::Payload&) { return nb::none(); },
+      Subject{"release of the arrays lent to the call of", subject_.name, subject_.peer});
 }
 
 int PyFuture::traverse(visitproc visit, void* arg) const {
@@ -159,7 +157,6 @@ void bind_future(nb::module_& m) {
                              "awaited by many tasks on any event loops.");
   future
       .def("result", &PyFuture::result, nb::arg("timeout") = nb::none(),
-           nb::sig("def result(self, timeout: float | None = None) -> typing.Any"),
            "Waits for the result and returns it, or raises the error.\n\nArgs:\n    timeout: "
            "seconds to wait; None waits until the operation itself ends.\n\nRaises:\n    "
            "moolink.TimeoutError: there is no result in time (the operation goes on), or the "

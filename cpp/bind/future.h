@@ -42,7 +42,7 @@ class PyFuture {
       : PyFuture(std::move(future), std::make_shared<const Decode>(std::move(decode)),
                  std::move(subject)) {}
 
-  nb::object result(std::optional<double> timeout);
+  nb::any result(std::optional<double> timeout);
   bool wait(std::optional<double> timeout);
   bool done() const { return future_->done(); }
   nb::object exception();

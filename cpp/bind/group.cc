@@ -14,6 +14,7 @@
 #include "bind/context.h"
 #include "bind/deferred.h"
 #include "bind/device.h"
+#include "bind/errors.h"
 #include "bind/future.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
@@ -22,15 +23,8 @@ namespace moolink::bind {
 namespace {
 
 collective::ReduceOp parse_op(const std::string& name) {
-  if (const auto op = collective::kOpNames.find(name)) return *op;
-  throw Exception(
-      ErrorCode::invalid_argument,
-      "op '" + name + "' is not one of sum, mean, min, max, prod, and, or, xor, nor a callable");
-}
-
-collective::Kind parse_kind(const std::string& name) {
-  if (const auto kind = collective::kKindNames.find(name)) return *kind;
-  throw Exception(ErrorCode::invalid_argument, "there is no collective '" + name + "'");
+  return value_named(collective::kOpNames, name, "op '",
+                     "' is not one of sum, mean, min, max, prod, and, or, xor, nor a callable");
 }
 
 tensor::DType parse_dtype(const std::string& name) {
@@ -41,20 +35,10 @@ tensor::DType parse_dtype(const std::string& name) {
 // Smaller inputs are copied at the call.
 constexpr std::size_t kLentBytes = collective::kSharedBytes;
 
-collective::Compression parse_compression(const std::string& name) {
-  if (const auto compression = collective::kCompressionNames.find(name)) return *compression;
-  throw Exception(ErrorCode::invalid_argument,
-                  "compress '" + name + "' is not one of bf16, int8, none");
-}
-
 Buffer copy(const ImportedTensor& input, Allocator& pool) {
   const MutableBuffer bytes = pool.allocate(input.bytes());
   unlocked_if(input.stream != nullptr, [&] { copy_elements(input, bytes.data()); });
   return bytes;
-}
-
-Buffer lend(const ImportedTensor& input) {
-  return {std::make_shared<Reference>(input.owner), input.tensor.data, input.bytes()};
 }
 
 // An array of numpy, torch or JAX; empty: anything else.
@@ -71,8 +55,7 @@ bool may_hold_result(const ImportedTensor& place, const ImportedTensor& given) {
     return false;
   }
   for (const ImportedTensor* tensor : {&place, &given}) {
-    if (tensor->stream != nullptr) return false;
-    if (!tensor::is_contiguous(tensor->tensor.shape, tensor->tensor.strides)) return false;
+    if (tensor->stream != nullptr || !tensor->tensor.is_contiguous()) return false;
   }
   const std::byte* to = place.tensor.data;
   const std::byte* from = given.tensor.data;
@@ -96,11 +79,8 @@ std::variant<wire::Payload, Error> fold(const std::vector<wire::Payload>& values
   } catch (const Exception& e) {
     return e.error();
   } catch (const std::exception& e) {  // the codec's: a result that cannot travel
-    return Error{.code = ErrorCode::remote,
-                 .message = "the result of the operation '" + name + "' cannot travel: " + e.what(),
-                 .function = name,
-                 .remote_type = "TypeError",
-                 .ran = Ran::yes};
+    return remote_failure(
+        name, "the result of the operation '" + name + "' cannot travel: " + e.what(), "TypeError");
   }
 }
 
@@ -155,91 +135,98 @@ void PyGroup::close() {
   group_->close();
 }
 
-bool PyGroup::update() {
-  await_engine(*group_->rpc()->context());
-  return group_->update();
+namespace {
+
+bool update(const PyGroup& self) {
+  await_engine(self.context());
+  return self.peer().update();
 }
 
-bool PyGroup::wait_for_members(std::size_t count, std::optional<double> timeout) {
-  const Time deadline = deadline_after(timeout);
-  const auto interrupt = signal_check();
-  const GilRelease unlocked;
-  return group_->wait_for_members(count, deadline, interrupt);
+bool is_outdated(const PyGroup& self) {
+  await_engine(self.context());
+  return self.peer().is_outdated();
 }
 
-bool PyGroup::closed() const {
-  const runtime::Engine::Lock lock = group_->rpc()->context()->lock();
-  return group_->closed();
+bool wait_for_members(const PyGroup& self, std::size_t count, std::optional<double> timeout) {
+  return wait_unlocked(timeout, [&](Time deadline, const auto& interrupt) {
+    return self.peer().wait_for_members(count, deadline, interrupt);
+  });
 }
 
-std::vector<std::string> PyGroup::members() const {
+bool closed(const PyGroup& self) {
+  const runtime::Engine::Lock lock = self.context().lock();
+  return self.peer().closed();
+}
+
+std::vector<std::string> members(const PyGroup& self) {
   std::vector<std::string> names;
-  for (const group::MemberInfo& member : group_->view().members) names.push_back(member.name);
+  for (const auto& member : self.peer().view().members) names.push_back(member.name);
   return names;
 }
 
-std::optional<std::size_t> PyGroup::rank() const {
-  return group_->view().rank_of(group_->rpc()->instance());
+std::optional<std::size_t> rank(const PyGroup& self) {
+  return self.peer().view().rank_of(self.peer().rpc()->instance());
 }
 
-void PyGroup::set_timeout(double seconds) { group_->set_timeout(to_duration(seconds)); }
+// A large contiguous input in host memory is not copied: it is used until the future is done.
+nb::object start(const PyGroup& self, const std::string& name, collective::OpSpec spec,
+                 const ImportedTensor& given, MutableBuffer output, PyFuture::Decode decode,
+                 bool retry) {
+  const bool lent =
+      given.bytes() >= kLentBytes && given.stream == nullptr && given.tensor.is_contiguous();
+  self.options().copies->add(given.copy_reason(), given.bytes());
+  Buffer input = lent ? Buffer(given.memory()) : copy(given, self.context().pool());
+  Subject subject{collective::kKindNames[spec.kind], name, {}};
+  auto future = without_gil([&] {
+    return self.peer().collective(name, std::move(spec), std::move(input), std::move(output), lent,
+                                  retry);
+  });
+  return new_object<PyFuture>(std::move(future), std::move(decode), std::move(subject));
+}
 
-nb::object PyGroup::collective(const std::string& name, const std::string& kind, std::uint32_t root,
-                               const std::string& op, const std::string& dtype,
-                               const std::string& layout, std::int64_t count, nb::handle array,
-                               nb::handle output, bool retry, const std::string& compress) {
+// `array`: this member's input, whatever its shape; `count`: elements of a block
+// (collective/plan.h); `output`: where the result goes, or None: a new flat array, which the future
+// returns. With `output` the future returns None.
+nb::object collective_of(const PyGroup& self, const std::string& name, const std::string& kind,
+                         std::uint32_t root, const std::string& op, const std::string& dtype,
+                         const std::string& layout, std::int64_t count, nb::handle array,
+                         nb::handle output, bool retry, const std::string& compress) {
   collective::OpSpec spec;
-  spec.kind = parse_kind(kind);
+  spec.kind = value_named(collective::kKindNames, kind, "there is no collective '", "'");
   spec.root = root;
   spec.op = parse_op(op);
   spec.dtype = parse_dtype(dtype);
   spec.shape = {count};
   spec.layout = layout;
-  spec.compression = parse_compression(compress);
+  spec.compression = value_named(collective::kCompressionNames, compress, "compress '",
+                                 "' is not one of bf16, int8, none");
   const ImportedTensor given = import_numbers(array);
-  wire::TensorHead head = given.head();
-  head.framework = wire::Framework::numpy;
   if (output.is_none()) {
-    const std::size_t members = group_->view().participants();  // none: start() refuses it
+    wire::TensorHead head = given.head();
+    head.framework = wire::Framework::numpy;
+    const std::size_t members = self.peer().view().participants();  // none: start() refuses it
     const auto passage = spec.passage(std::max<std::size_t>(1, members));
     const std::uint64_t bytes =
-        collective::output_bytes(passage, static_cast<std::uint32_t>(rank().value_or(0)));
+        collective::output_bytes(passage, static_cast<std::uint32_t>(rank(self).value_or(0)));
     head.shape = {static_cast<std::int64_t>(bytes / passage.item_size)};
-    const MutableBuffer result = group_->rpc()->context()->pool().allocate(bytes);
+    const MutableBuffer result = self.context().pool().allocate(bytes);
     auto decode = [head, result](const wire::Payload&) {
       return export_tensor(result, head, ArrayKind::numpy);  // no other code has the memory
     };
-    return start(name, std::move(spec), given, result, std::move(decode), retry);
+    return start(self, name, std::move(spec), given, result, std::move(decode), retry);
   }
   const ImportedTensor place = import_numbers(output);
-  if (place.tensor.read_only || !tensor::is_contiguous(place.tensor.shape, place.tensor.strides)) {
+  if (place.tensor.read_only || !place.tensor.is_contiguous()) {
     throw Exception(ErrorCode::invalid_argument, "the output must be writable and contiguous");
   }
-  const MutableBuffer result(std::make_shared<Reference>(place.owner), place.tensor.data,
-                             place.bytes());
   auto decode = [](const wire::Payload&) { return nb::none(); };
-  return start(name, std::move(spec), given, result, decode, retry);
+  return start(self, name, std::move(spec), given, place.memory(), decode, retry);
 }
 
-nb::object PyGroup::start(const std::string& name, collective::OpSpec spec,
-                          const ImportedTensor& given, MutableBuffer output,
-                          PyFuture::Decode decode, bool retry) {
-  const bool lent = given.bytes() >= kLentBytes && given.stream == nullptr &&
-                    tensor::is_contiguous(given.tensor.shape, given.tensor.strides);
-  options_.copies->add(given.copy_reason(), given.bytes());
-  Buffer input = lent ? lend(given) : copy(given, group_->rpc()->context()->pool());
-  Subject subject{collective::kKindNames[spec.kind], name, {}};
-  auto future = without_gil([&] {
-    return group_->collective(name, std::move(spec), std::move(input), std::move(output), lent,
-                              retry);
-  });
-  return nb::cast(new PyFuture(std::move(future), std::move(decode), std::move(subject)),
-                  nb::rv_policy::take_ownership);
-}
-
-// One array, and one for its result: most calls. None: another case.
-nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, nb::handle array,
-                               nb::handle output, bool retry) {
+// The fast path of most calls: one array of numpy, torch or JAX, and at most one for the result.
+// None: another case.
+nb::object all_reduce(const PyGroup& self, const std::string& name, const std::string& op,
+                      nb::handle array, nb::handle output, bool retry) {
   const std::optional<ImportedTensor> given = import_plain(array);
   if (!given) return nb::none();
   collective::OpSpec spec;
@@ -247,58 +234,48 @@ nb::object PyGroup::all_reduce(const std::string& name, const std::string& op, n
   spec.dtype = given->tensor.dtype;
   spec.shape = {static_cast<std::int64_t>(given->bytes() / given->item_size())};
   // In the form of moolink.data.trees.layout(): other members may have used that path.
-  spec.layout = "data: " + std::string(tensor::dtype_name(spec.dtype)) + " " +
-                tensor::shape_text(given->tensor.shape);
+  spec.layout = "data: " + tensor::layout_text(spec.dtype, given->tensor.shape);
   if (output.is_none()) {
-    const MutableBuffer result = group_->rpc()->context()->pool().allocate(given->bytes());
+    const MutableBuffer result = self.context().pool().allocate(given->bytes());
     auto decode = [head = given->head(), result](const wire::Payload&) {
       if (head.device) {
         return export_to_device(result.span(), head, ArrayKind::same, *head.device);
       }
       return export_tensor(result, head, array_kind(head, ArrayKind::same));
     };
-    return start(name, std::move(spec), *given, result, std::move(decode), retry);
+    return start(self, name, std::move(spec), *given, result, std::move(decode), retry);
   }
   if (retry) return nb::none();  // a retry needs the unchanged input
   const std::optional<ImportedTensor> place = import_plain(output);
   if (!place || !may_hold_result(*place, *given)) return nb::none();
-  const MutableBuffer result(std::make_shared<Reference>(place->owner), place->tensor.data,
-                             place->bytes());
   auto decode = [kept = Reference(nb::borrow(output))](const wire::Payload&) {
     return kept.borrow();
   };
-  return start(name, std::move(spec), *given, result, std::move(decode), retry);
+  return start(self, name, std::move(spec), *given, place->memory(), std::move(decode), retry);
 }
 
-void PyGroup::check_reduction(const std::string& op, const std::string& dtype) {
+void check_reduction(const std::string& op, const std::string& dtype) {
   if (collective::is_supported(parse_dtype(dtype), parse_op(op))) return;
   throw Exception(ErrorCode::invalid_argument, op + " of " + dtype + " is not defined");
 }
 
-nb::object PyGroup::memory(std::size_t bytes) {
-  return export_bytes(group_->rpc()->context()->pool().allocate(bytes));
-}
-
-nb::object PyGroup::all_reduce_value(const std::string& name, nb::handle value, nb::callable op,
-                                     bool retry) {
-  Allocator& pool = group_->rpc()->context()->pool();
-  wire::Payload payload = encode_value(value, options_, pool);
-  auto combine = [operation = Reference(std::move(op)), options = options_,
+nb::object all_reduce_value(const PyGroup& self, const std::string& name, nb::handle value,
+                            nb::callable op, bool retry) {
+  Allocator& pool = self.context().pool();
+  wire::Payload payload = encode_value(value, self.options(), pool);
+  auto combine = [operation = Reference(std::move(op)), options = self.options(),
                   name](const std::vector<wire::Payload>& values) {
     return fold(values, operation.borrow(), options, name);
   };
   auto future = without_gil([&] {
-    return group_->all_reduce_value(name, std::move(payload), std::move(combine), retry);
+    return self.peer().all_reduce_value(name, std::move(payload), std::move(combine), retry);
   });
-  auto decode = [options = options_, &pool](const wire::Payload& result) {
+  auto decode = [options = self.options(), &pool](const wire::Payload& result) {
     return decode_value(wire::private_copy(result, pool), options);
   };
-  return nb::cast(
-      new PyFuture(std::move(future), std::move(decode), Subject{"all_reduce", name, {}}),
-      nb::rv_policy::take_ownership);
+  return new_object<PyFuture>(std::move(future), std::move(decode),
+                              Subject{"all_reduce", name, {}});
 }
-
-namespace {
 
 constexpr const char* kCollectiveDoc =
     R"(Starts a collective of numbers; returns its Future.
@@ -327,26 +304,37 @@ Raises:
 
 void bind_membership(nb::class_<PyGroup>& bound) {
   const nb::call_guard<GilRelease> unlocked;
-  bound.def("update", &PyGroup::update, "Adopts the newest view; returns whether it has changed.")
-      .def("wait_for_members", &PyGroup::wait_for_members, nb::arg("count"),
-           nb::arg("timeout").none(),
+  bound.def("update", &update, "Adopts the newest view; returns whether it has changed.")
+      .def("is_outdated", &is_outdated, "Returns whether update() would return True, or raise.")
+      .def("wait_for_members", &wait_for_members, nb::arg("count"), nb::arg("timeout").none(),
            "Waits until update() would show `count` members or raise; returns False after "
            "`timeout` seconds.")
-      .def("members", &PyGroup::members,
+      .def("members", &members,
            "Returns the names of the members by rank, as of the last update().")
-      .def("rank", &PyGroup::rank, "Returns this peer's rank; None while it is in no view.")
-      .def("epoch", &PyGroup::epoch, "Returns the number of the view; 0: there is none.")
-      .def("active", &PyGroup::active, "Whether there is a view.")
-      .def("waiting_for", &PyGroup::waiting_for, unlocked,
+      .def("rank", &rank, "Returns this peer's rank; None while it is in no view.")
+      .def(
+          "epoch", [](const PyGroup& self) { return self.peer().view().epoch; },
+          "Returns the number of the view; 0: there is none.")
+      .def(
+          "active", [](const PyGroup& self) { return !self.peer().view().empty(); },
+          "Whether there is a view.")
+      .def("waiting_for", forward<PyGroup>(&runtime::GroupPeer::waiting_for), unlocked,
            "Returns a sentence on the cause of the group's wait; \"\": it does not wait.")
-      .def("set_timeout", &PyGroup::set_timeout, nb::arg("seconds"), unlocked,
-           "Sets for how many seconds, at least 1, this peer may be silent before it is evicted.")
-      .def("set_sort_order", &PyGroup::set_sort_order, nb::arg("order"), unlocked,
-           "Sets this peer's place among the ranks: lower comes first.")
-      .def("set_broker_name", &PyGroup::set_broker_name, nb::arg("name"), unlocked,
-           "Sets the name of the group's broker.")
-      .def("closed", &PyGroup::closed, unlocked, "Whether the group was closed here.")
-      .def("close", &PyGroup::close, "Leaves the group.");
+      .def(
+          "set_timeout",
+          [](const PyGroup& self, double seconds) {
+            self.peer().set_timeout(to_duration(seconds));
+          },
+          nb::arg("seconds"), unlocked,
+          "Sets for how many seconds, at least 1, this peer may be silent before it is evicted.")
+      .def("set_sort_order", forward<PyGroup>(&runtime::GroupPeer::set_sort_order),
+           nb::arg("order"), unlocked, "Sets this peer's place among the ranks: lower comes first.")
+      .def("set_broker_name", forward<PyGroup>(&runtime::GroupPeer::set_broker_name),
+           nb::arg("name"), unlocked, "Sets the name of the group's broker.")
+      .def("closed", &closed, unlocked, "Whether the group was closed here.")
+      .def("close", &PyGroup::close, "Leaves the group.")
+      .def("program_key", &PyGroup::program_key,
+           "Returns the name by which compiled programs of JAX find this group.");
 }
 
 }  // namespace
@@ -356,32 +344,36 @@ void bind_group(nb::module_& m) {
   bound.def(nb::init<const PyRpc&, const std::string&>(), nb::arg("rpc"), nb::arg("name"));
   bind_membership(bound);
   bound
-      .def("collective", &PyGroup::collective, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
+      .def("collective", &collective_of, nb::arg("name"), nb::arg("kind"), nb::arg("root"),
            nb::arg("op"), nb::arg("dtype"), nb::arg("layout"), nb::arg("count"), nb::arg("array"),
            nb::arg("output").none(), nb::arg("retry"), nb::arg("compress") = "none", kCollectiveDoc,
            nb::sig("def collective(self, name: str, kind: str, root: int, op: str, dtype: str, "
                    "layout: str, count: int, array: numpy.typing.NDArray[typing.Any], output: "
                    "numpy.typing.NDArray[typing.Any] | None, retry: bool, compress: str = 'none') "
                    "-> Future"))
-      .def("all_reduce", &PyGroup::all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
+      .def("all_reduce", &all_reduce, nb::arg("name"), nb::arg("op"), nb::arg("array"),
            nb::arg("output").none(), nb::arg("retry"),
            "Reduces one array of numpy, torch or JAX; returns the Future of an array of the same "
            "kind, or of `output`, which then holds the result. Returns None, and starts nothing, "
            "if the arguments need collective().",
            nb::sig("def all_reduce(self, name: str, op: str, array: typing.Any, output: "
                    "typing.Any, retry: bool) -> Future | None"))
-      .def_static("check_reduction", &PyGroup::check_reduction, nb::arg("op"), nb::arg("dtype"),
+      .def_static("check_reduction", &check_reduction, nb::arg("op"), nb::arg("dtype"),
                   "Raises ValueError unless elements of this dtype can be reduced by `op`.")
-      .def("memory", &PyGroup::memory, nb::arg("bytes"),
-           "Returns a new array of `bytes` bytes, in memory that moolink reuses later.",
-           nb::sig("def memory(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"))
-      .def("all_reduce_value", &PyGroup::all_reduce_value, nb::arg("name"), nb::arg("value"),
-           nb::arg("op"), nb::arg("retry"),
-           "Reduces any values by `op(a, b)`, in the order of the ranks; returns a Future.",
-           nb::sig("def all_reduce_value(self, name: str, value: typing.Any, op: "
-                   "typing.Callable[[typing.Any, typing.Any], typing.Any], retry: bool) -> Future"))
-      .def("program_key", &PyGroup::program_key,
-           "Returns the name by which compiled programs of JAX find this group.");
+      .def(
+          "memory",
+          [](const PyGroup& self, std::size_t bytes) {
+            return export_bytes(self.context().pool().allocate(bytes));
+          },
+          nb::arg("bytes"),
+          "Returns a new array of `bytes` bytes, in memory that moolink reuses later.",
+          nb::sig("def memory(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"))
+      .def(
+          "all_reduce_value", &all_reduce_value, nb::arg("name"), nb::arg("value"), nb::arg("op"),
+          nb::arg("retry"),
+          "Reduces any values by `op(a, b)`, in the order of the ranks; returns a Future.",
+          nb::sig("def all_reduce_value(self, name: str, value: typing.Any, op: "
+                  "typing.Callable[[typing.Any, typing.Any], typing.Any], retry: bool) -> Future"));
 }
 
 }  // namespace moolink::bind

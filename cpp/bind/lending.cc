@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/streaming_copy.h"
 #include "bind/bindings.h"
 #include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
@@ -23,19 +23,18 @@ namespace {
 
 PyObject* lent_type = nullptr;  // lives as long as the module
 
-nb::object empty(const tensor::Shape& shape, const std::string& dtype, std::string_view arrays) {
+nb::any empty(const tensor::Shape& shape, const std::string& dtype, std::string_view arrays) {
   const auto type = tensor::dtype_from_name(dtype);
-  if (!type) {
-    throw nb::type_error(("arrays of dtype '" + dtype + "' cannot be sent").c_str());
-  }
+  if (!type) type_error("arrays of dtype '" + dtype + "' cannot be sent");
   const ArrayKind kind = parse_array_kind(arrays);
   if (kind != ArrayKind::numpy && kind != ArrayKind::torch) {
     throw nb::value_error("arrays must be \"numpy\" or \"torch\": others cannot be written");
   }
   const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
-  if (!bytes) throw nb::value_error(("no array has shape " + tensor::shape_text(shape)).c_str());
+  if (!bytes) value_error("no array has shape " + tensor::shape_text(shape));
   MutableBuffer memory = default_context()->lending().allocate(static_cast<std::size_t>(*bytes));
-  return export_tensor(std::move(memory), {wire::Framework::numpy, *type, {}, shape}, kind);
+  return nb::borrow<nb::any>(
+      export_tensor(std::move(memory), {wire::Framework::numpy, *type, {}, shape}, kind));
 }
 
 using Block = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -56,13 +55,7 @@ void fill_block(const Block& block, const nb::list& arrays,
   copy_unlocked(block.size(), [&] {
     for (std::size_t i = 0; i < given.size(); ++i) {
       std::byte* to = reinterpret_cast<std::byte*>(block.data()) + offsets[i];
-      const tensor::TensorRef& tensor = given[i].tensor;
-      if (tensor::is_contiguous(tensor.shape, tensor.strides)) {
-        const std::size_t bytes = given[i].bytes();
-        streaming_copy({to, bytes}, {tensor.data, bytes}, kBlocksInTurn * block.size());
-      } else {
-        copy_elements(given[i], to);
-      }
+      copy_elements_past_cache(given[i], to, kBlocksInTurn * block.size());
     }
   });
 }
@@ -102,9 +95,7 @@ void bind_lending(nb::module_& m) {
                    "| None = None) -> None"));
   lent_type = lent.ptr();
   m.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("arrays"),
-        "See moolink.empty.",
-        nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, arrays: str) -> "
-                "typing.Any"));
+        "See moolink.empty.");
   m.def("fill_block", &fill_block, nb::arg("block"), nb::arg("arrays"), nb::arg("offsets"),
         "Copies each array of numbers into a block that peers will read, at its offset in bytes.",
         nb::sig("def fill_block(block: numpy.typing.NDArray[numpy.uint8], arrays: "

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "runtime/peer/loans.h"
-#include "runtime/peer/recipient.h"
+#include "runtime/peer/responder.h"
 
 namespace moolink::bind {
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "bind/bindings.h"
 #include "bind/held_buffer.h"
@@ -53,20 +54,13 @@ class EpisodeCounts {
         steps_(episode_step, PyBUF_CONTIG),
         sum_(sum, PyBUF_CONTIG),
         rows_(static_cast<std::size_t>(done_.view().len)) {
-    for (const HeldBuffer* four : {&reward_, &return_}) {
-      if (static_cast<std::size_t>(four->view().len) != 4 * rows_) {
-        throw nb::value_error("rewards and returns are float32, one a row");
-      }
-    }
-    for (const HeldBuffer* eight : {&steps_, &sum_}) {
-      if (static_cast<std::size_t>(eight->view().len) != 8 * rows_) {
-        throw nb::value_error("steps are int64 and sums float64, one a row");
-      }
-    }
-    for (const HeldBuffer* flags : {&terminated_, &truncated_}) {
-      if (static_cast<std::size_t>(flags->view().len) != rows_) {
-        throw nb::value_error("flags are bool, one a row");
-      }
+    const std::pair<const HeldBuffer*, std::size_t> item_sizes[] = {
+        {&reward_, 4}, {&return_, 4},     {&steps_, 8},
+        {&sum_, 8},    {&terminated_, 1}, {&truncated_, 1}};
+    for (const auto& [buffer, item_size] : item_sizes) {
+      if (static_cast<std::size_t>(buffer->view().len) == item_size * rows_) continue;
+      throw nb::value_error(
+          "rewards and returns are float32, steps int64, sums float64 and flags bool, one a row");
     }
   }
 
@@ -112,12 +106,8 @@ void bind_pool_batch(nb::module_& m) {
   nb::class_<ActionNumbers>(m, "ActionNumbers",
                             "The array of a batch's actions, which are int64 numbers.")
       .def(nb::init<nb::handle, std::int64_t, std::int64_t>(), nb::arg("room"), nb::arg("low"),
-           nb::arg("high"),
-           nb::sig("def __init__(self, room: numpy.typing.NDArray[numpy.int64], low: int, high: "
-                   "int) -> None"),
-           "`room` has one element for each row.")
+           nb::arg("high"), "`room` has one int64 element for each row.")
       .def("write", &ActionNumbers::write, nb::arg("given").none(),
-           nb::sig("def write(self, given: typing.Any) -> bool"),
            "Copies an int64 array of one number for each row, if all are from `low` to `high`; "
            "returns False, and copies nothing, for any other object.");
   nb::class_<EpisodeCounts>(m, "EpisodeCounts",
@@ -126,13 +116,8 @@ void bind_pool_batch(nb::module_& m) {
                     nb::handle>(),
            nb::arg("reward"), nb::arg("terminated"), nb::arg("truncated"), nb::arg("done"),
            nb::arg("episode_return"), nb::arg("episode_step"), nb::arg("sum"),
-           nb::sig("def __init__(self, reward: numpy.typing.NDArray[numpy.float32], terminated: "
-                   "numpy.typing.NDArray[numpy.bool_], truncated: "
-                   "numpy.typing.NDArray[numpy.bool_], done: numpy.typing.NDArray[numpy.bool_], "
-                   "episode_return: numpy.typing.NDArray[numpy.float32], episode_step: "
-                   "numpy.typing.NDArray[numpy.int64], sum: numpy.typing.NDArray[numpy.float64]) "
-                   "-> None"),
-           "The arrays of one batch; `sum` keeps returns in full precision.")
+           "The arrays of one batch: float32 rewards and returns, bool flags, int64 steps and "
+           "float64 sums, which keep returns in full precision.")
       .def("count_step", &EpisodeCounts::count_step,
            "Counts a step whose results are in the arrays; the first step of a batch is a reset.");
 }

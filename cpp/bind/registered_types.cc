@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/enum_names.h"
+#include "bind/errors.h"
 
 namespace moolink::bind {
 namespace {
@@ -38,24 +39,17 @@ bool register_late(nb::handle what) {
   return nb::cast<bool>(nb::handle(types.late)(what)) || types.all.size() != before;
 }
 
-TypeForm parse_form(std::string_view text) {
-  static constexpr auto kNames =
-      enum_names<TypeForm::converted>("dataclass", "namedtuple", "enum", "flags", "converted");
-  if (const auto form = kNames.find(text)) return *form;
-  throw nb::value_error("unknown form of a type");
-}
-
 void register_type(nb::handle type, const std::string& name, const std::string& form,
                    const std::vector<std::string>& fields, nb::object to_state,
                    nb::object from_state) {
   auto entry = std::make_unique<RegisteredType>();
   entry->head = {name, fields};
-  entry->form = parse_form(form);
+  entry->form = value_named(
+      enum_names<TypeForm::converted>("dataclass", "namedtuple", "enum", "flags", "converted"),
+      form, "unknown form of a type: ");
   entry->type = nb::borrow(type);
   for (const std::string& field : fields) {
-    PyObject* interned = PyUnicode_InternFromString(field.c_str());
-    if (interned == nullptr) throw nb::python_error();
-    entry->field_names.push_back(nb::steal(interned));
+    entry->field_names.push_back(interned(field.c_str()));
   }
   entry->to_state = std::move(to_state);
   entry->from_state = std::move(from_state);
@@ -82,10 +76,7 @@ const RegisteredType* find_registered_late(std::string_view name) {
   const auto& names = registry().by_name;
   if (const auto found = names.find(name); found != names.end()) return found->second;
   // The name may be anything: it comes from a peer.
-  const nb::object text =
-      nb::steal(PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace"));
-  if (!text.is_valid()) throw nb::python_error();
-  if (!register_late(text)) return nullptr;
+  if (!register_late(text(name))) return nullptr;
   const auto found = names.find(name);
   return found == names.end() ? nullptr : found->second;
 }
@@ -94,17 +85,12 @@ void bind_registered_types(nb::module_& m) {
   m.def("register_type", &register_type, nb::arg("type"), nb::arg("name"), nb::arg("form"),
         nb::arg("fields"), nb::arg("to_state").none(), nb::arg("from_state").none(),
         "Registers a type of values, see moolink.register. `form`: \"dataclass\", \"namedtuple\", "
-        "\"enum\", \"flags\" or, with `to_state` and `from_state`, \"converted\".",
-        nb::sig("def register_type(type: type[typing.Any], name: str, form: str, fields: "
-                "collections.abc.Sequence[str], to_state: typing.Callable[[typing.Any], object] | "
-                "None, from_state: typing.Callable[[typing.Any], typing.Any] | None) -> None"));
+        "\"enum\", \"flags\" or, with `to_state` and `from_state`, \"converted\".");
   m.def(
       "set_late_registration", [](nb::object late) { registry().late = late.release().ptr(); },
       nb::arg("late"),
       "Sets the function that is called with a type, or a peer's name for a type, that is not "
-      "registered. It returns whether it has registered the type.",
-      nb::sig("def set_late_registration(late: typing.Callable[[type[typing.Any] | str], bool]) -> "
-              "None"));
+      "registered. It returns whether it has registered the type.");
 }
 
 }  // namespace moolink::bind

@@ -18,10 +18,9 @@
 #include "base/enum_names.h"
 #include "base/error.h"
 #include "bind/bindings.h"
-#include "bind/blocking_wait.h"
 #include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/numpy_vectors.h"
 #include "bind/replay_state.h"
 #include "bind/tensor.h"
 #include "memory/pool.h"
@@ -41,8 +40,7 @@ replay::SelectorOptions selector_of(const SelectorArgs& args) {
   constexpr auto kNames = enum_names<replay::SelectorKind::max_heap>(
       "uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap");
   const auto& [name, exponent] = args;
-  if (const auto kind = kNames.find(name)) return {*kind, exponent};
-  throw nb::value_error(("no selector is called " + name).c_str());
+  return {value_named(kNames, name, "no selector is called "), exponent};
 }
 
 // Called now and then by a waiting thread: runs signal handlers, and `stop`, which ends the wait by
@@ -57,16 +55,19 @@ Replay::Interrupt interrupt(const std::optional<nb::callable>& stop) {
 }
 
 // Around a wait, without the GIL and without a worker's slot.
-void wait_unlocked(const std::function<void()>& wait) {
+void wait_without_slot(const std::function<void()>& wait) {
   LentSlot slot;
   slot.enter();
   const GilRelease unlocked;
   wait();
 }
 
-class ReplayCore {
+using Leaves = nb::typed<nb::list, nb::any>;  // of a step: one array for each column
+
+class ReplayCore : public Replay {
  public:
-  explicit ReplayCore(const std::optional<std::string>& spill) : replay_(make_replay(spill)) {}
+  explicit ReplayCore(const std::optional<std::string>& spill)
+      : Replay(memory_of(spill), spill ? Blocks::in_file : Blocks::in_memory, wait_without_slot) {}
 
   std::uint32_t add_table(const SelectorArgs& sampler, const std::optional<SelectorArgs>& remover,
                           std::uint64_t max_size, std::uint32_t max_times_sampled,
@@ -76,9 +77,9 @@ class ReplayCore {
     if (remover) options.remover = selector_of(*remover);
     options.max_size = max_size;
     options.max_times_sampled = max_times_sampled;
-    options.limiter = {std::get<0>(limiter), std::get<1>(limiter), std::get<2>(limiter),
-                       std::get<3>(limiter)};
-    return replay_->add_table(options, seed);
+    const auto& [samples_per_insert, min_size, min_diff, max_diff] = limiter;
+    options.limiter = {samples_per_insert, min_size, min_diff, max_diff};
+    return Replay::add_table(options, seed);
   }
 
   std::uint32_t add_store(
@@ -88,14 +89,13 @@ class ReplayCore {
       const auto type = tensor::dtype_from_name(dtype);
       if (!type) {
         std::string text = name;
-        text.append(": arrays of dtype '").append(dtype).append("' cannot be stored");
-        throw nb::type_error(text.c_str());
+        type_error(text.append(": arrays of dtype '").append(dtype).append("' cannot be stored"));
       }
       const auto bytes = tensor::byte_size(tensor::item_size(*type), shape);
-      if (!bytes) throw nb::value_error((name + ": no array has this shape").c_str());
+      if (!bytes) value_error(name + ": no array has this shape");
       made.push_back({name, *type, shape, static_cast<std::size_t>(*bytes)});
     }
-    return replay_->add_store(std::move(made));
+    return Replay::add_store(std::move(made));
   }
 
   std::uint32_t add_pattern(
@@ -105,38 +105,39 @@ class ReplayCore {
     for (const auto& [column, first, count] : pieces) {
       pattern.pieces.push_back({column, first, count});
     }
-    return replay_->add_pattern(std::move(pattern));
+    return Replay::add_pattern(std::move(pattern));
   }
 
-  replay::Row append(std::uint32_t store, const nb::list& leaves) {
+  replay::Row append(std::uint32_t store, const Leaves& leaves) {
     return put(store, leaves, std::nullopt).front();
   }
 
-  nb::object extend(std::uint32_t store, const nb::list& leaves, std::size_t steps) {
-    return to_numpy(put(store, leaves, steps), tensor::DType::uint32);
+  nb::object extend(std::uint32_t store, const Leaves& leaves, std::size_t steps) {
+    return to_numpy(put(store, leaves, steps));
   }
 
   // A step that is an item; None: it was not inserted before the time-out.
   std::optional<replay::Key> insert_step(std::uint32_t table, std::uint32_t pattern,
-                                         std::uint32_t store, const nb::list& leaves,
-                                         double priority, std::optional<double> timeout) {
+                                         std::uint32_t store, const Leaves& leaves, double priority,
+                                         std::optional<double> timeout) {
     replay::NewItems items;
     items.pattern = pattern;
-    items.rows = put(store, leaves, std::nullopt);
+    const std::vector<replay::Row> rows = put(store, leaves, std::nullopt);
+    const Held held{*this, store, rows};
+    items.rows = rows;
     items.priorities = {priority};
-    const Held held{*replay_, store, items.rows};
-    const auto keys = replay_->insert(table, std::move(items), deadline(timeout), wait_unlocked,
-                                      interrupt(std::nullopt));
+    const auto keys =
+        Replay::insert(table, std::move(items), deadline(timeout), interrupt(std::nullopt));
     return keys.empty() ? std::nullopt : std::optional(keys.front());
   }
 
   // Rows to write; the caller holds a reference to each.
-  nb::object take(std::uint32_t store, std::size_t count) {
-    return to_numpy(replay_->take(store, count).first, tensor::DType::uint32);
+  nb::object take_array(std::uint32_t store, std::size_t count) {
+    return to_numpy(Replay::take(store, count).first);
   }
 
   void release(std::uint32_t store, const Given<replay::Row>& rows) {
-    replay_->release(store, span_of(rows));
+    Replay::release(store, span_of(rows));
   }
 
   nb::object insert(std::uint32_t table, std::uint32_t pattern, const Given<replay::Row>& rows,
@@ -146,9 +147,7 @@ class ReplayCore {
     items.pattern = pattern;
     items.rows = vector_of(rows);
     items.priorities = vector_of(priorities);
-    return to_numpy(
-        replay_->insert(table, std::move(items), deadline(timeout), wait_unlocked, interrupt(stop)),
-        tensor::DType::int64);
+    return to_numpy(Replay::insert(table, std::move(items), deadline(timeout), interrupt(stop)));
   }
 
   // (arrays, keys, probabilities, priorities, times sampled); None: nothing before the time-out.
@@ -156,12 +155,10 @@ class ReplayCore {
                     std::string_view arrays, bool lend, const std::optional<nb::callable>& stop) {
     const ArrayKind kind = parse_array_kind(arrays);
     const auto context = default_context();
-    const Replay::Picked picked =
-        replay_->sample(table, count, deadline(timeout), wait_unlocked, interrupt(stop));
+    const Picked picked = Replay::sample(table, count, deadline(timeout), interrupt(stop));
     if (picked.size() == 0) return nb::none();
     Allocator& allocator = lend ? static_cast<Allocator&>(context->lending()) : context->pool();
-    std::vector<MutableBuffer> copied =
-        without_gil([&] { return replay_->copy(picked, allocator, lend); });
+    std::vector<MutableBuffer> copied = without_gil([&] { return copy(picked, allocator, lend); });
     nb::list batch;
     for (std::size_t i = 0; i < copied.size(); ++i) {
       const ReplayColumn& layout = picked.layouts[i];
@@ -172,10 +169,8 @@ class ReplayCore {
                                  kind));
     }
     const replay::Picks& picks = picked.picks;
-    return nb::make_tuple(batch, to_numpy(picks.keys, tensor::DType::int64),
-                          to_numpy(picks.probabilities, tensor::DType::float64),
-                          to_numpy(picks.priorities, tensor::DType::float64),
-                          to_numpy(picks.times_sampled, tensor::DType::uint32));
+    return nb::make_tuple(batch, to_numpy(picks.keys), to_numpy(picks.probabilities),
+                          to_numpy(picks.priorities), to_numpy(picks.times_sampled));
   }
 
   std::size_t update(std::uint32_t table, const Given<replay::Key>& keys,
@@ -183,17 +178,15 @@ class ReplayCore {
     if (keys.size() != priorities.size()) {
       throw nb::value_error("there must be as many priorities as keys");
     }
-    return replay_->update(table, span_of(keys), span_of(priorities));
+    return Replay::update(table, span_of(keys), span_of(priorities));
   }
 
   std::size_t remove(std::uint32_t table, const Given<replay::Key>& keys) {
-    return replay_->remove(table, span_of(keys));
+    return Replay::remove(table, span_of(keys));
   }
 
-  void reset(std::uint32_t table) { replay_->reset(table); }
-
-  nb::dict table_stats(std::uint32_t table) const {
-    const Replay::TableStats stats = replay_->table_stats(table);
+  nb::dict table_stats_dict(std::uint32_t table) const {
+    const TableStats stats = Replay::table_stats(table);
     nb::dict result;
     result["size"] = stats.size;
     result["inserts"] = stats.counts.inserts;
@@ -204,9 +197,9 @@ class ReplayCore {
     return result;
   }
 
-  nb::list store_stats() const {
+  nb::list store_stats_list() const {
     nb::list result;
-    for (const Replay::StoreStats& stats : replay_->store_stats()) {
+    for (const StoreStats& stats : Replay::store_stats()) {
       nb::dict store;
       store["steps"] = stats.rows_used;
       store["step_bytes"] = stats.row_bytes;
@@ -217,22 +210,22 @@ class ReplayCore {
   }
 
   // (states of the tables, rows of the stores), at one moment; the rows are retained.
-  nb::tuple snapshot() {
-    const Replay::Snapshot snapshot = replay_->snapshot();
+  nb::tuple snapshot_tuple() {
+    const Snapshot snapshot = Replay::snapshot();
     nb::list tables;
     for (const replay::TableState& state : snapshot.tables) tables.append(to_dict(state));
     nb::list rows;
-    for (const auto& of : snapshot.rows) rows.append(to_numpy(of, tensor::DType::uint32));
+    for (const auto& of : snapshot.rows) rows.append(to_numpy(of));
     return nb::make_tuple(tables, rows);
   }
 
   // The rows' bytes of one column, one after another.
   nb::object read(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows) {
-    const ReplayColumn& of = replay_->columns(store).at(column);
+    const ReplayColumn& of = columns(store).at(column);
     MutableBuffer memory = default_context()->pool().allocate(of.bytes * rows.size());
     {
       const GilRelease unlocked;
-      replay_->read(store, column, span_of(rows), memory.data());
+      Replay::read(store, column, span_of(rows), memory.data());
     }
     return export_bytes(std::move(memory));
   }
@@ -240,33 +233,21 @@ class ReplayCore {
   // The opposite, for rows with no other reference.
   void write(std::uint32_t store, std::uint32_t column, const Given<replay::Row>& rows,
              const Given<std::uint8_t>& bytes) {
-    if (bytes.size() != rows.size() * replay_->columns(store).at(column).bytes) {
+    if (bytes.size() != rows.size() * columns(store).at(column).bytes) {
       throw nb::value_error("rows have another number of bytes");
     }
     const GilRelease unlocked;
-    replay_->write(store, column, span_of(rows), reinterpret_cast<const std::byte*>(bytes.data()));
+    Replay::write(store, column, span_of(rows), reinterpret_cast<const std::byte*>(bytes.data()));
   }
 
   void restore(std::uint32_t table, const nb::dict& state) {
-    replay_->restore(table, table_state(state));
+    Replay::restore(table, table_state(state));
   }
 
-  void close() { replay_->close(); }
-
  private:
-  // The reference of the code that took the rows.
-  struct Held {
-    Replay& replay;
-    std::uint32_t store;
-    std::vector<replay::Row> rows;
-
-    ~Held() { replay.release(store, rows); }
-  };
-
-  static std::shared_ptr<Replay> make_replay(const std::optional<std::string>& spill) {
-    if (!spill) return std::make_shared<Replay>(std::make_shared<memory::Pool>(0));
-    return std::make_shared<Replay>(std::make_shared<memory::SpillFile>(*spill),
-                                    Replay::Blocks::in_file);
+  static std::shared_ptr<Allocator> memory_of(const std::optional<std::string>& spill) {
+    if (spill) return std::make_shared<memory::SpillFile>(*spill);
+    return std::make_shared<memory::Pool>(0);
   }
 
   static Time deadline(std::optional<double> timeout) {
@@ -275,8 +256,6 @@ class ReplayCore {
 
   std::vector<replay::Row> put(std::uint32_t store, const nb::list& leaves,
                                std::optional<std::size_t> steps);
-
-  std::shared_ptr<Replay> replay_;
 };
 
 // Throws unless the leaf can be copied into the column's rows.
@@ -284,18 +263,15 @@ ImportedTensor fitting(nb::handle leaf, const ReplayColumn& column,
                        std::optional<std::size_t> steps) {
   auto imported = import_tensor(leaf);
   if (!imported || !imported->numpy_type.empty()) {
-    throw nb::type_error(
-        (column.name + ": only arrays and tensors of numbers can be stored").c_str());
+    type_error(column.name + ": only arrays and tensors of numbers can be stored");
   }
   tensor::Shape expected = column.shape;
   if (steps) expected.insert(expected.begin(), static_cast<std::int64_t>(*steps));
   const tensor::TensorRef& given = imported->tensor;
   if (given.shape != expected || given.dtype != column.dtype) {
-    throw Exception(ErrorCode::invalid_argument, column.name + ": expected " +
-                                                     std::string(tensor::dtype_name(column.dtype)) +
-                                                     " " + tensor::shape_text(expected) + ", got " +
-                                                     std::string(tensor::dtype_name(given.dtype)) +
-                                                     " " + tensor::shape_text(given.shape));
+    throw Exception(ErrorCode::invalid_argument,
+                    column.name + ": expected " + tensor::layout_text(column.dtype, expected) +
+                        ", got " + tensor::layout_text(given.dtype, given.shape));
   }
   return std::move(*imported);
 }
@@ -303,7 +279,7 @@ ImportedTensor fitting(nb::handle leaf, const ReplayColumn& column,
 // One step, or with `steps` that many, stacked along the leaves' first dimension.
 std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& leaves,
                                          std::optional<std::size_t> steps) {
-  const std::vector<ReplayColumn>& columns = replay_->columns(store);
+  const std::vector<ReplayColumn>& columns = Replay::columns(store);
   if (leaves.size() != columns.size()) throw nb::value_error("a step has another number of arrays");
   std::vector<ImportedTensor> given;
   std::size_t bytes = 0;
@@ -311,32 +287,29 @@ std::vector<replay::Row> ReplayCore::put(std::uint32_t store, const nb::list& le
     given.push_back(fitting(leaves[i], columns[i], steps));
     bytes += given.back().bytes();
   }
-  auto [rows, view] = replay_->take(store, steps.value_or(1));
-  try {
-    copy_unlocked(bytes, [&, &rows = rows, &view = view] {
-      for (std::uint32_t i = 0; i < columns.size(); ++i) {
-        if (!steps) {
-          copy_elements(given[i], view.at(rows.front(), i));
-          continue;
-        }
-        const std::byte* from = given[i].tensor.data;
-        MutableBuffer compact;
-        const tensor::TensorRef& tensor = given[i].tensor;
-        if (given[i].stream != nullptr || !tensor::is_contiguous(tensor.shape, tensor.strides)) {
-          compact = HeapAllocator().allocate(given[i].bytes());
-          copy_elements(given[i], compact.data());
-          from = compact.data();
-        }
-        for (const replay::Row row : rows) {
-          std::memcpy(view.at(row, i), from, columns[i].bytes);
-          from += columns[i].bytes;
-        }
+  auto [rows, view] = Replay::take(store, steps.value_or(1));
+  Held held{*this, store, rows};
+  copy_unlocked(bytes, [&, &rows = rows, &view = view] {
+    for (std::uint32_t i = 0; i < columns.size(); ++i) {
+      if (columns[i].bytes == 0) continue;
+      if (rows.size() == 1) {
+        copy_elements(given[i], view.at(rows.front(), i));
+        continue;
       }
-    });
-  } catch (...) {
-    replay_->release(store, rows);
-    throw;
-  }
+      const std::byte* from = given[i].tensor.data;
+      MutableBuffer compact;
+      if (given[i].stream != nullptr || !given[i].tensor.is_contiguous()) {
+        compact = HeapAllocator().allocate(given[i].bytes());
+        copy_elements(given[i], compact.data());
+        from = compact.data();
+      }
+      for (const replay::Row row : rows) {
+        std::memcpy(view.at(row, i), from, columns[i].bytes);
+        from += columns[i].bytes;
+      }
+    }
+  });
+  held.rows = {};
   return std::move(rows);
 }
 
@@ -357,8 +330,7 @@ void bind_steps(nb::class_<ReplayCore>& replay) {
            "of rows; 0: one row without the dimension of rows). Returns the pattern's index.")
       .def("append", &ReplayCore::append, nb::arg("store"), nb::arg("leaves"),
            "Stores a step, one array for each column; returns its row, to which the caller holds a "
-           "reference.",
-           nb::sig("def append(self, store: int, leaves: list[typing.Any]) -> int"))
+           "reference.")
       .def("extend", &ReplayCore::extend, nb::arg("store"), nb::arg("leaves"), nb::arg("steps"),
            "Stores several steps, along the first dimension of each array; returns their rows, "
            "like append().",
@@ -367,9 +339,7 @@ void bind_steps(nb::class_<ReplayCore>& replay) {
       .def("insert_step", &ReplayCore::insert_step, nb::arg("table"), nb::arg("pattern"),
            nb::arg("store"), nb::arg("leaves"), nb::arg("priority"), nb::arg("timeout").none(),
            "Stores a step and inserts it as an item; returns its key, or None if the table had no "
-           "room within `timeout` seconds.",
-           nb::sig("def insert_step(self, table: int, pattern: int, store: int, leaves: "
-                   "list[typing.Any], priority: float, timeout: float | None) -> int | None"))
+           "room within `timeout` seconds.")
       .def("release", &ReplayCore::release, nb::arg("store"), nb::arg("rows"),
            "Gives up the caller's references to these rows.",
            nb::sig("def release(self, store: int, rows: numpy.typing.NDArray[numpy.uint32]) -> "
@@ -404,16 +374,17 @@ void bind_items(nb::class_<ReplayCore>& replay) {
       .def("remove", &ReplayCore::remove, nb::arg("table"), nb::arg("keys"),
            "Removes items; returns how many of the keys were in the table.",
            nb::sig("def remove(self, table: int, keys: numpy.typing.NDArray[numpy.int64]) -> int"))
-      .def("reset", &ReplayCore::reset, nb::arg("table"), "Empties a table and its counts.")
-      .def("table_stats", &ReplayCore::table_stats, nb::arg("table"), "Returns a table's counts.",
+      .def("reset", &Replay::reset, nb::arg("table"), "Empties a table and its counts.")
+      .def("table_stats", &ReplayCore::table_stats_dict, nb::arg("table"),
+           "Returns a table's counts.",
            nb::sig("def table_stats(self, table: int) -> moolink.reports.ReplayTableStats"));
 }
 
 void bind_states(nb::class_<ReplayCore>& replay) {
   replay
-      .def("store_stats", &ReplayCore::store_stats, "Returns the memory use of each store.",
+      .def("store_stats", &ReplayCore::store_stats_list, "Returns the memory use of each store.",
            nb::sig("def store_stats(self) -> list[moolink.reports.ReplayStoreStats]"))
-      .def("snapshot", &ReplayCore::snapshot,
+      .def("snapshot", &ReplayCore::snapshot_tuple,
            "Returns the tables' states and the stores' rows in use, as of one moment. The caller "
            "holds references to the rows until it releases them.",
            nb::sig("def snapshot(self) -> tuple[list[dict[str, "
@@ -423,7 +394,7 @@ void bind_states(nb::class_<ReplayCore>& replay) {
            "Returns the bytes of one column of these rows, one row after another.",
            nb::sig("def read(self, store: int, column: int, rows: "
                    "numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]"))
-      .def("take", &ReplayCore::take, nb::arg("store"), nb::arg("count"),
+      .def("take", &ReplayCore::take_array, nb::arg("store"), nb::arg("count"),
            "Returns new rows for write(), to which the caller holds references.",
            nb::sig("def take(self, store: int, count: int) -> "
                    "numpy.typing.NDArray[numpy.uint32]"))
@@ -442,12 +413,7 @@ void bind_states(nb::class_<ReplayCore>& replay) {
 
 void bind_replay(nb::module_& m) {
   m.def(
-      "item_size",
-      [](const std::string& dtype) {
-        const auto type = tensor::dtype_from_name(dtype);
-        if (!type) throw nb::value_error(("no element type is called " + dtype).c_str());
-        return tensor::item_size(*type);
-      },
+      "item_size", [](const std::string& dtype) { return tensor::item_size(dtype_named(dtype)); },
       nb::arg("dtype"), "Returns the size of an element in bytes.");
   nb::class_<ReplayCore> replay(
       m, "ReplayCore",
@@ -459,7 +425,7 @@ void bind_replay(nb::module_& m) {
   bind_steps(replay);
   bind_items(replay);
   bind_states(replay);
-  replay.def("close", &ReplayCore::close, "Ends all waits and refuses further use.");
+  replay.def("close", &Replay::close, "Ends all waits and refuses further use.");
 }
 
 }  // namespace moolink::bind

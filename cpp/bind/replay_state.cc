@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bind/numpy_vectors.h"
 
 namespace moolink::bind {
 namespace {
@@ -21,35 +20,34 @@ std::vector<T> column_of(const nb::dict& state, const char* name, std::optional<
   return given;
 }
 
+// One field of every item, as an array.
+template <class T>
+nb::object column(const std::vector<replay::ItemState>& items, T replay::ItemState::* field) {
+  std::vector<T> values;
+  for (const replay::ItemState& item : items) values.push_back(item.*field);
+  return to_numpy(values);
+}
+
 }  // namespace
 
 nb::dict to_dict(const replay::TableState& state) {
-  std::vector<replay::Key> keys;
-  std::vector<double> priorities;
-  std::vector<std::uint32_t> times;
-  std::vector<std::uint32_t> patterns;
   std::vector<std::uint32_t> widths;
   std::vector<replay::Row> rows;
   for (const replay::ItemState& item : state.items) {
-    keys.push_back(item.key);
-    priorities.push_back(item.priority);
-    times.push_back(item.times_sampled);
-    patterns.push_back(item.pattern);
     widths.push_back(static_cast<std::uint32_t>(item.rows.size()));
     rows.insert(rows.end(), item.rows.begin(), item.rows.end());
   }
+  const replay::Limiter::Counts& counts = state.counts;
   nb::dict result;
-  result["counts"] =
-      to_numpy(std::vector{state.counts.inserts, state.counts.samples, state.counts.deletes},
-               tensor::DType::int64);
-  result["seed"] = to_numpy(std::vector{state.seed}, tensor::DType::uint64);
-  result["generations"] = to_numpy(state.generations, tensor::DType::uint32);
-  result["keys"] = to_numpy(keys, tensor::DType::int64);
-  result["priorities"] = to_numpy(priorities, tensor::DType::float64);
-  result["times_sampled"] = to_numpy(times, tensor::DType::uint32);
-  result["patterns"] = to_numpy(patterns, tensor::DType::uint32);
-  result["widths"] = to_numpy(widths, tensor::DType::uint32);
-  result["rows"] = to_numpy(rows, tensor::DType::uint32);
+  result["counts"] = to_numpy(std::vector{counts.inserts, counts.samples, counts.deletes});
+  result["seed"] = to_numpy(std::vector{state.seed});
+  result["generations"] = to_numpy(state.generations);
+  result["keys"] = column(state.items, &replay::ItemState::key);
+  result["priorities"] = column(state.items, &replay::ItemState::priority);
+  result["times_sampled"] = column(state.items, &replay::ItemState::times_sampled);
+  result["patterns"] = column(state.items, &replay::ItemState::pattern);
+  result["widths"] = to_numpy(widths);
+  result["rows"] = to_numpy(rows);
   return result;
 }
 

@@ -1,151 +1,88 @@
 #include "bind/rpc.h"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
-#include <atomic>
-#include <cctype>
 #include <cstring>
 #include <utility>
 
+#include "bind/bindings.h"
 #include "bind/context.h"
-#include "bind/deferred.h"
 #include "bind/describe.h"
 #include "bind/device.h"
-#include "bind/errors.h"
 #include "bind/gil.h"
-#include "bind/stream.h"
-#include "bind/user_code.h"
-#include "transport/verbs/availability.h"
+#include "transport/transports.h"
 
 namespace moolink::bind {
 namespace {
 
-constexpr std::uint64_t kStreamCredit = 16;                   // items fetched ahead
-constexpr std::size_t kSendUnlocked = std::size_t{64} << 10;  // a larger send releases the GIL
+constexpr double kDefaultTimeout = 120;  // seconds; moolib's
 
-// Calls of one thread to one peer start in order; calls of two threads do not wait for one another.
-std::uint16_t lane_of_this_thread() {
-  static std::atomic<std::uint32_t> threads{0};
-  thread_local const auto lane = static_cast<std::uint16_t>(1 + threads++ % 65535);
-  return lane;
-}
+constexpr const char* kRpcDoc =
+    R"(A peer: it has a unique name, calls functions of other peers and is called.
 
-wire::PathKind parse_transport(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
-  if (name == "tcp" || name == "tcp/ip") return wire::PathKind::tcp;
-  if (name == "shm" || name == "shared memory" || name == "ipc") return wire::PathKind::shm;
-  if (name == "verbs" || name == "infiniband") {
-    const transport::verbs::Availability& found = transport::verbs::availability();
-    if (found.usable) return wire::PathKind::verbs;
-    throw Exception(ErrorCode::invalid_argument, "transport '" + name +
-                                                     "' cannot be used on this machine (" +
-                                                     found.reason + "): leave it out");
-  }
-  throw Exception(ErrorCode::invalid_argument,
-                  "transport '" + name +
-                      "' is not one of shm (shared memory, ipc), verbs (infiniband) and tcp "
-                      "(tcp/ip)");
-}
+Peers find one another by name through any peer that both are connected to, usually a broker.
 
-std::vector<wire::PathKind> parse_transports(const std::vector<std::string>& names) {
-  std::vector<wire::PathKind> kinds;
-  for (const std::string& name : names) {
-    const wire::PathKind kind = parse_transport(name);
-    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
-  }
-  if (kinds.empty())
-    throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
-  return kinds;
-}
+Args:
+    name: unique among connected peers; default: a random one. See also set_name.
+    arrays: the framework of received arrays: "same" (the sender's if it is imported here, else
+        numpy), "numpy", "torch" or "jax".
+    device: where received arrays of torch, JAX and CuPy are put: "cpu" (host memory, CuPy's as
+        numpy arrays), "cuda:N", or "same": those that were sent from a CUDA device on the one of
+        the same number, if this process has it. numpy arrays are always in host memory. Arrays are
+        complete when they are handed over, whatever CUDA stream uses them.
+    allow_pickle: sends objects other than values and arrays as pickles. Both sides must allow
+        it and trust each other: unpickling runs code. A peer without a token must pass
+        "insecure" instead of True.
+    transports: some of "shm", "verbs" and "tcp"; the best one that reaches a peer is used. "verbs" is
+        RDMA, which does not encrypt. Default: "shm" and "tcp"; "verbs", too, if the machine has a
+        device and the environment variable MOOLINK_VERBS is 1 or the peer is insecure.
+    timeout: time limit of a call, in seconds.
+    token: the key that this peer shows and asks others for: the text of a token or of a group's
+        key, or several, one a line (the first is shown, all are accepted), the path of its file as
+        pathlib.Path, or a moolink.tokens.Key. Default: the file of `token_file`, else of the
+        environment variable MOOLINK_TOKEN_FILE, else the user's own token, made at first use.
+    token_file: path of such a file, which only its owner may be able to read.
+    insecure: show no token and ask for none: any process that reaches the port may call
+        every function.
 
-// Runs a handler: an exception of any kind goes to the caller, never further.
-template <class Run>
-void serve(const runtime::Incoming& call, Run&& run) {
-  const std::string& function = call.responder->function();
-  try {
-    run();
-  } catch (nb::python_error& e) {
-    send_raised(*call.responder, e);
-  } catch (const nb::builtin_exception& e) {
-    call.responder->send(Error{.code = ErrorCode::remote,
-                               .message = e.what(),
-                               .function = function,
-                               .remote_type = "TypeError",
-                               .ran = Ran::yes});
-  } catch (const Exception& e) {
-    call.responder->send(e.error());
-  }
-}
+Raises:
+    moolink.AuthError: a token cannot be read or made, a text is no token, or others may read its
+        file.
+    ValueError: the arguments contradict one another, a name or option is invalid, or a transport
+        is not available.
 
-nb::object function_named(const std::weak_ptr<std::map<std::string, Reference>>& functions,
-                          const std::string& name) {
-  if (const auto table = functions.lock()) {
-    const auto found = table->find(name);
-    if (found != table->end()) return found->second.borrow();
-  }
-  throw Exception(Error{.code = ErrorCode::no_such_function,
-                        .message = "the function '" + name + "' is gone",
-                        .function = name});
-}
+As a context manager, it closes itself at the end.)";
 
-nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
-  nb::object result =
-      run_user_code([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
-  if (!result.is_valid()) throw nb::python_error();
-  return result;
-}
+constexpr const char* kListenDoc =
+    R"(Listens on "host:port". Port 0 takes a free one; without a host, it listens on every interface.
 
-// Calls a function that replies itself: its first argument is the reply path.
-template <class Return>
-void call_with_return(const nb::object& function, const runtime::Incoming& call,
-                      const std::shared_ptr<const ValueOptions>& options) {
-  const auto [arguments, keywords] = decode_call(call.arguments, *options);
-  const nb::object reply =
-      nb::cast(new Return(call.responder, options), nb::rv_policy::take_ownership);
-  const nb::object all = nb::steal(PySequence_Concat(nb::make_tuple(reply).ptr(), arguments.ptr()));
-  call_python(function, all, keywords);
-}
+Args:
+    address: "host:port", "[v6]:port", ":port", "*:port", "tcp://...", or "shm://name".
+    advertise: "host" or "host:port" that others are told instead of the bound addresses, if
+        they reach this peer through a forwarded port or another name.
 
-bool is_generator(nb::handle value) {
-  return value.type().is(nb::module_::import_("types").attr("GeneratorType"));
-}
+Returns:
+    The addresses at which peers can connect. On every interface these are all addresses of the
+    host (v4 and v6; loopback is tried by peers of this host only), or those that the environment
+    variable MOOLINK_INTERFACE allows: names of interfaces and ranges, "eth0,10.0.0.0/8".
 
-void reply_with(const std::shared_ptr<runtime::Responder>& responder, nb::object result,
-                const std::shared_ptr<const ValueOptions>& options) {
-  const bool yields = PyIter_Check(result.ptr()) != 0;
-  if (responder->streamed() && yields) {
-    send_stream(responder, std::move(result), options);
-  } else if (responder->streamed() || (yields && is_generator(result))) {
-    throw nb::type_error(responder->streamed()
-                             ? "the handler returns no iterator: call it with async_ or sync"
-                             : "the handler is a generator: call it with stream");
-  } else {
-    send_value(*responder, result, *options);
-  }
-}
+Raises:
+    moolink.Error: the port is in use, or the host lacks such an address.
+    ValueError: an address is malformed.)";
 
-using Options = std::shared_ptr<const ValueOptions>;
+constexpr const char* kExplainDoc =
+    R"(Explains how a peer is reached, or why it is not; returns a dict (see moolink.Explanation).
 
-void run_plain(const nb::object& function, const runtime::Incoming& call, const Options& options) {
-  const auto [arguments, keywords] = decode_call(call.arguments, *options);
-  reply_with(call.responder, call_python(function, arguments, keywords), options);
-}
-
-void run_deferred(const nb::object& function, const runtime::Incoming& call,
-                  const Options& options) {
-  if (call.responder->streamed()) {
-    throw nb::type_error("the function replies once: call it with async_ or sync");
-  }
-  call_with_return<PyDeferred>(function, call, options);
-}
-
-void run_streamed(const nb::object& function, const runtime::Incoming& call,
-                  const Options& options) {
-  if (!call.responder->streamed()) {
-    throw nb::type_error("the handler is a generator: call it with stream");
-  }
-  call_with_return<PyStreamReturn>(function, call, options);
-}
+"path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
+smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
+encrypted, as within one host). "paths" lists every path, best first, with the "reason" if it is not
+in use. "tried" lists the addresses that this peer could not reach, each with its error. "asked" lists
+the peers from which it requested the addresses of the name. "reason" is a summary in one sentence.)";
 
 std::vector<crypto::Key> parse_keys(const std::vector<PyRpc::PyKey>& keys) {
   std::vector<crypto::Key> parsed;
@@ -163,8 +100,6 @@ std::vector<crypto::Key> parse_keys(const std::vector<PyRpc::PyKey>& keys) {
 
 }  // namespace
 
-// --- life
-
 PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
              bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout,
              const std::vector<PyKey>& keys, std::string key_origin)
@@ -180,14 +115,12 @@ PyRpc::PyRpc(std::optional<std::string> name, std::string_view arrays, std::stri
       [options = options_](const wire::Payload& result) { return decode_value(result, *options); });
   runtime::RpcOptions options;
   options.name = name.value_or("");
-  if (transports) options.transports = parse_transports(*transports);
+  if (transports) options.transports = transport::kinds_named(*transports);
   options.keyring = crypto::Keyring(parse_keys(keys));
   options.key_origin = std::move(key_origin);
   peer_ = runtime::RpcPeer::create(default_context(), std::move(options));
   close_at_exit(peer_);
 }
-
-PyRpc::~PyRpc() { close(); }
 
 void PyRpc::close() {
   {
@@ -202,187 +135,11 @@ void PyRpc::set_timeout(double seconds) {
   timeout_ = seconds;
 }
 
-void PyRpc::set_transports(const std::vector<std::string>& names) {
-  peer_->set_transports(parse_transports(names));
-}
-
-std::vector<std::string> PyRpc::listen(const std::string& address,
-                                       const std::optional<std::string>& advertise) {
-  return peer_->listen(address, advertise.value_or(""));
-}
-
-// --- handlers
-
-void PyRpc::add_function(const std::string& name, nb::callable function, Run run,
-                         const std::string& group) {
-  {
-    const GilRelease unlocked;
-    auto handler = [functions = std::weak_ptr(functions_), name, options = options_,
-                    run](const runtime::Incoming& call) {
-      serve(call, [&] { run(function_named(functions, name), call, options); });
-    };
-    peer_->define(name, std::move(handler), group);
-  }
-  (*functions_)[name] = Reference(std::move(function));
-}
-
-void PyRpc::define(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), run_plain);
-}
-
-void PyRpc::define_deferred(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), run_deferred);
-}
-
-void PyRpc::define_confined(const std::string& name, nb::callable function,
-                            const std::string& group) {
-  add_function(name, std::move(function), run_deferred, group);
-}
-
-void PyRpc::define_streamed(const std::string& name, nb::callable function) {
-  add_function(name, std::move(function), run_streamed);
-}
-
-void PyRpc::undefine(const std::string& name) {
-  const auto interrupt = signal_check();
-  // Extracted first: while this waits for running calls, another thread may define the name again.
-  auto function = functions_->extract(name);
-  if (!without_gil([&] { return peer_->undefine(name, interrupt); })) {
-    throw Exception(ErrorCode::invalid_argument, "function '" + name + "' is not defined");
-  }
-  function = {};
-  release_dropped();
-}
-
-// --- calls
-
-PyRpc::Outgoing PyRpc::outgoing(const std::string* peer, const nb::args& arguments,
-                                const nb::kwargs& keywords) const {
-  park_if_exiting();
-  release_dropped();
-  Lender lender{peer_->context()};
-  if (peer != nullptr) lender.recipient.emplace(*peer_, *peer);
-  wire::Payload payload =
-      encode_call(arguments, keywords, *options_, peer_->context()->pool(), &lender);
-  return {std::move(payload), std::move(lender.released), to_duration(timeout_),
-          lane_of_this_thread()};
-}
-
-nb::object PyRpc::async(const std::string& peer, const std::string& function,
-                        const nb::args& arguments, const nb::kwargs& keywords) {
-  return start(peer, function, outgoing(&peer, arguments, keywords));
-}
-
-nb::object PyRpc::async_within(std::optional<double> seconds, const std::string& peer,
-                               const std::string& function, const nb::args& arguments) {
-  Outgoing call = outgoing(&peer, arguments, {});
-  call.timeout = seconds ? to_duration(*seconds) : Duration(-1);
-  return start(peer, function, std::move(call));
-}
-
-nb::object PyRpc::start(const std::string& peer, const std::string& function, Outgoing call) const {
-  std::shared_ptr<runtime::Future> future;
-  if (call.payload.bytes() <= kSendUnlocked) {
-    future = peer_->call_at_once(peer, function, call.payload, call.timeout, call.lane);
-  }
-  // Neither a long copy nor another thread's lock may stop the other Python threads.
-  if (future == nullptr) {
-    future = without_gil([&] {
-      return peer_->call(peer, function, std::move(call.payload), call.timeout, call.lane);
-    });
-  }
-  return future_of(std::move(future), peer, function, std::move(call.released));
-}
-
-nb::object PyRpc::sync(const std::string& peer, const std::string& function,
-                       const nb::args& arguments, const nb::kwargs& keywords) {
-  const nb::object future = async(peer, function, arguments, keywords);
-  return nb::cast<PyFuture&>(future).result(std::nullopt);
-}
-
-void PyRpc::async_callback(const std::string& peer, const std::string& function,
-                           nb::callable callback, const nb::args& arguments,
-                           const nb::kwargs& keywords) {
-  const nb::object started = async(peer, function, arguments, keywords);
-  const auto& future = nb::cast<PyFuture&>(started).future();
-  future->then([callback = Reference(std::move(callback)), outcome = Reference(started)] {
-    const nb::object call = callback.borrow();
-    auto& ended = nb::cast<PyFuture&>(nb::handle(outcome.get()));
-    try {
-      const nb::object error = ended.exception();
-      const nb::object value = error.is_none() ? ended.value() : nb::none();
-      call_python(call, nb::make_tuple(value, error), nb::dict());
-    } catch (nb::python_error& e) {
-      e.discard_as_unraisable(call);
-    }
-  });
-}
-
-nb::dict PyRpc::async_many(const std::vector<std::string>& peers, const std::string& function,
-                           const nb::args& arguments, const nb::kwargs& keywords) {
-  const Outgoing call = outgoing(nullptr, arguments, keywords);
-  nb::dict futures;
-  for (const std::string& peer : peers) {
-    if (futures.contains(peer.c_str())) continue;
-    auto future = without_gil([&] {
-      // A call to itself decodes the very bytes that are sent to the others.
-      wire::Payload own = peer == peer_->name()
-                              ? wire::private_copy(call.payload, peer_->context()->pool())
-                              : call.payload;
-      return peer_->call(peer, function, std::move(own), call.timeout, call.lane);
-    });
-    futures[peer.c_str()] = future_of(std::move(future), peer, function, call.released);
-  }
-  return futures;
-}
-
-nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> future, const std::string& peer,
+nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> call, const std::string& peer,
                             const std::string& function,
                             std::shared_ptr<runtime::Future> released) const {
-  return nb::cast(new PyFuture(std::move(future), decode_result_,
-                               Subject{"call of", function, peer}, std::move(released)),
-                  nb::rv_policy::take_ownership);
-}
-
-nb::object PyRpc::stream(const std::string& peer, const std::string& function,
-                         const nb::args& arguments, const nb::kwargs& keywords) {
-  Outgoing call = outgoing(&peer, arguments, keywords);
-  auto stream = without_gil([&] {
-    return peer_->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
-                         kStreamCredit);
-  });
-  return nb::cast(new PyStream(std::move(stream), options_), nb::rv_policy::take_ownership);
-}
-
-// --- representation, statistics
-
-std::string PyRpc::repr() const {
-  try {
-    const std::string named = "<moolink.Rpc '" + peer_->name() + "'";
-    if (peer_->closed()) return named + ", closed>";
-    const std::vector<rpc::PeerInfo> peers = peer_->peers();
-    const auto connected = std::count_if(peers.begin(), peers.end(),
-                                         [](const rpc::PeerInfo& info) { return info.connected; });
-    return named + places_text(peer_->addresses()) + ", connected to " + std::to_string(connected) +
-           (connected == 1 ? " peer>" : " peers>");
-  } catch (const Exception&) {  // this process is a forked child
-    return "<moolink.Rpc of the parent process>";
-  }
-}
-
-nb::dict PyRpc::stats() const {
-  nb::dict stats = describe(without_gil([this] { return peer_->stats(); }));
-  stats["copies"] = options_->copies->describe();
-  stats["cuda"] = cuda_info();
-  return stats;
-}
-
-nb::list PyRpc::peers() const {
-  return describe(without_gil([this] { return peer_->peers(); }));
-}
-
-nb::dict PyRpc::explain(const std::string& peer) const {
-  return describe(without_gil([&] { return peer_->explain(peer); }));
+  return new_object<PyFuture>(std::move(call), decode_result_, Subject{"call of", function, peer},
+                              std::move(released));
 }
 
 // --- garbage collection: handlers often refer to the owner of the Rpc
@@ -395,6 +152,115 @@ int PyRpc::traverse(visitproc visit, void* arg) const {
 void PyRpc::clear() {
   functions_->clear();
   release_dropped();
+}
+
+namespace {
+
+std::string repr(const PyRpc& self) {
+  try {
+    runtime::RpcPeer& peer = *self.peer();
+    const std::string named = "<moolink.Rpc '" + peer.name() + "'";
+    if (peer.closed()) return named + ", closed>";
+    const std::vector<rpc::PeerInfo> peers = peer.peers();
+    const auto connected = std::count_if(peers.begin(), peers.end(),
+                                         [](const rpc::PeerInfo& info) { return info.connected; });
+    return named + places_text(peer.addresses()) + ", connected to " + std::to_string(connected) +
+           (connected == 1 ? " peer>" : " peers>");
+  } catch (const Exception&) {  // this process is a forked child
+    return "<moolink.Rpc of the parent process>";
+  }
+}
+
+nb::dict stats(const PyRpc& self) {
+  nb::dict stats = describe(without_gil([&] { return self.peer()->stats(); }));
+  stats["copies"] = self.options().copies->describe();
+  stats["cuda"] = cuda_info();
+  return stats;
+}
+
+void bind_peer(nb::class_<PyRpc>& rpc) {
+  rpc.def(nb::init<std::optional<std::string>, std::string_view, std::string_view, bool,
+                   std::optional<std::vector<std::string>>, double,
+                   const std::vector<PyRpc::PyKey>&, std::string>(),
+          nb::arg("name") = nb::none(), nb::kw_only(), nb::arg("arrays") = "same",
+          nb::arg("device") = "cpu", nb::arg("allow_pickle") = false,
+          nb::arg("transports") = nb::none(), nb::arg("timeout") = kDefaultTimeout,
+          nb::arg("keys") = std::vector<PyRpc::PyKey>(), nb::arg("key_origin") = "")
+      .def("set_name", forward<PyRpc>(&runtime::RpcPeer::set_name), nb::arg("name"),
+           nb::call_guard<GilRelease>(),
+           "Names the peer; raises ValueError after the first connection.")
+      .def("get_name", forward<PyRpc>(&runtime::RpcPeer::name), nb::call_guard<GilRelease>(),
+           "Returns the peer's name.")
+      .def("set_timeout", &PyRpc::set_timeout, nb::arg("seconds"),
+           "Sets the time limit of each new call, in seconds.")
+      .def("get_timeout", &PyRpc::timeout, "Returns the time limit of a call, in seconds.")
+      .def(
+          "set_transports",
+          [](PyRpc& self, const std::vector<std::string>& names) {
+            self.peer()->set_transports(transport::kinds_named(names));
+          },
+          nb::arg("names"), nb::call_guard<GilRelease>(),
+          "Chooses among \"shm\", \"verbs\" and \"tcp\"; moolib's names and longer ones are "
+          "accepted, too. Call it before the first listen or connect.")
+      .def(
+          "listen",
+          [](PyRpc& self, const std::string& address, const std::optional<std::string>& advertise) {
+            return self.peer()->listen(address, advertise.value_or(""));
+          },
+          nb::arg("address"), nb::arg("advertise") = nb::none(), nb::call_guard<GilRelease>(),
+          kListenDoc)
+      .def(
+          "connect", forward<PyRpc>(&runtime::RpcPeer::connect), nb::arg("address"),
+          nb::call_guard<GilRelease>(),
+          "Connects to the peer that listens at \"host:port\" and keeps trying, now and whenever "
+          "the connection is lost. Returns at once; raises ValueError if the address is malformed.")
+      .def("close", &PyRpc::close,
+           "Takes a moment to send the last replies, tells the peers, and makes pending calls fail "
+           "with moolink.Closed. Further calls of close() do nothing.")
+      .def("addresses", forward<PyRpc>(&runtime::RpcPeer::addresses), nb::call_guard<GilRelease>(),
+           "Returns the addresses at which this peer can be reached.");
+}
+
+void bind_reports(nb::class_<PyRpc>& rpc) {
+  rpc.def("stats", &stats,
+          "Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all "
+          "paths, and of each in \"paths\"), connections, failed dials and peers. \"copies\" "
+          "counts arrays that were copied although others would not have been, \"cuda\" the copies "
+          "from and to CUDA devices.",
+          nb::sig("def stats(self) -> moolink.reports.RpcStats"))
+      .def(
+          "peers",
+          [](const PyRpc& self) {
+            return describe(without_gil([&] { return self.peer()->peers(); }));
+          },
+          "Returns a dict for each other peer that is connected or waited for (see "
+          "moolink.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of "
+          "silence, unacknowledged bytes, and calls that wait and run.",
+          nb::sig("def peers(self) -> list[moolink.reports.PeerInfo]"))
+      .def(
+          "explain",
+          [](const PyRpc& self, const std::string& peer) {
+            return describe(without_gil([&] { return self.peer()->explain(peer); }));
+          },
+          nb::arg("peer"), kExplainDoc,
+          nb::sig("def explain(self, peer: str) -> moolink.reports.Explanation"))
+      .def("flight_recorder", forward<PyRpc>(&runtime::RpcPeer::flight_recorder),
+           nb::call_guard<GilRelease>(),
+           "Returns the last events of this peer, oldest first, one a line: seconds before now, "
+           "peer, kind, number of the call or connection, other peer, text. A process keeps 1,000 "
+           "events.")
+      .def("__repr__", &repr, nb::call_guard<GilRelease>());
+}
+
+}  // namespace
+
+void bind_rpc(nb::module_& m) {
+  nb::class_<PyRpc> rpc(m, "RpcCore", nb::type_slots(collected_slots<PyRpc>), kRpcDoc);
+  bind_peer(rpc);
+  bind_functions(rpc);
+  bind_calls(rpc);
+  bind_reports(rpc);
+  def_context_manager(rpc);
 }
 
 }  // namespace moolink::bind

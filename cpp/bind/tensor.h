@@ -69,6 +69,8 @@ struct ImportedTensor {
     std::size_t bytes = 0;
   };
   Span span() const;
+  // The elements, which must have no gaps. The buffer keeps the owner alive.
+  MutableBuffer memory() const;
   // Why it was copied, or must be copied on its way to compact memory.
   CopyReason copy_reason() const;
   wire::TensorHead head() const;
@@ -88,10 +90,13 @@ ImportedTensor import_numbers(nb::handle value);
 // here.
 std::optional<ImportedTensor> try_import(nb::handle value);
 
+// Throws Exception{invalid_argument} for an unknown name.
+tensor::DType dtype_named(const std::string& name);
+
 // Copies the elements in row-major order; needs no GIL. Waits for the tensor's device.
 void copy_elements(const ImportedTensor& from, std::byte* to);
-// The same for memory that another process will read.
-void copy_elements_past_cache(const ImportedTensor& from, const MutableBuffer& to);
+// The same for memory that another process will read. `whole`: as for streaming_copy().
+void copy_elements_past_cache(const ImportedTensor& from, std::byte* to, std::size_t whole);
 
 // The array type of a received tensor with this head: resolves "same".
 ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked);

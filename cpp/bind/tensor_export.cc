@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/enum_names.h"
+#include "bind/device.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/tensor.h"
@@ -72,38 +74,7 @@ Managed* new_export(const ReceivedTensor& received, std::uint64_t flags = 0,
   return &exported.release()->managed;
 }
 
-template <class Managed>
-constexpr const char* capsule_name() {
-  return std::is_same_v<Managed, DLManagedTensorVersioned> ? "dltensor_versioned" : "dltensor";
-}
-
-template <class Managed>
-void destroy_capsule(PyObject* capsule) {
-  // A consumer that took the tensor renamed the capsule, and frees it itself.
-  if (PyCapsule_IsValid(capsule, capsule_name<Managed>()) == 0) return;
-  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, capsule_name<Managed>()));
-  managed->deleter(managed);
-}
-
-template <class Managed, class... Versioned>
-nb::object new_capsule(const ReceivedTensor& received, Versioned... versioned) {
-  Managed* managed = new_export<Managed>(received, versioned...);
-  PyObject* capsule = PyCapsule_New(managed, capsule_name<Managed>(), destroy_capsule<Managed>);
-  if (capsule == nullptr) {
-    managed->deleter(managed);
-    throw nb::python_error();
-  }
-  return nb::steal(capsule);
-}
-
 [[noreturn]] void refuse_export(const std::string& what) { throw nb::buffer_error(what.c_str()); }
-
-ReceivedTensor copy_of(const ReceivedTensor& received) {
-  ReceivedTensor copy{HeapAllocator().allocate(received.memory.size()), received.dtype,
-                      received.shape};
-  std::memcpy(copy.memory.data(), received.memory.data(), received.memory.size());
-  return copy;
-}
 
 void check_export(nb::handle stream, nb::handle device) {
   // -1: the consumer synchronises by itself.
@@ -124,7 +95,8 @@ nb::object dlpack(const ReceivedTensor& received, nb::handle stream, nb::handle 
                   nb::handle device, nb::handle copy) {
   check_export(stream, device);
   const bool must_copy = copy.ptr() == Py_True;
-  const ReceivedTensor& given = must_copy ? copy_of(received) : received;
+  ReceivedTensor given = received;
+  if (must_copy) given = {host_copy(received.memory.span()), received.dtype, received.shape};
   std::pair<std::uint32_t, std::uint32_t> newest{0, 0};
   if (!max_version.is_none()) newest = nb::cast<decltype(newest)>(max_version);
   if (newest.first >= DLPACK_MAJOR_VERSION) {
@@ -132,14 +104,14 @@ nb::object dlpack(const ReceivedTensor& received, nb::handle stream, nb::handle 
                                     ? std::min<std::uint32_t>(newest.second, DLPACK_MINOR_VERSION)
                                     : DLPACK_MINOR_VERSION;
     const std::uint64_t flags = must_copy ? DLPACK_FLAG_BITMASK_IS_COPIED : 0;
-    return new_capsule<DLManagedTensorVersioned>(given, flags, minor);
+    return new_capsule(new_export<DLManagedTensorVersioned>(given, flags, minor));
   }
   if (given.read_only) {
     refuse_export(
         "lent memory is for reading only, which DLPack before 1.0 cannot say: ask with "
         "max_version=(1, 0) or copy=True");
   }
-  return new_capsule<DLManagedTensor>(given);
+  return new_capsule(new_export<DLManagedTensor>(given));
 }
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -182,15 +154,12 @@ nb::object numpy_dtype(const wire::TensorHead& head) {
 }
 
 nb::object shape_tuple(const tensor::Shape& shape) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
-  if (tuple == nullptr) throw nb::python_error();
-  const nb::object owner = nb::steal(tuple);
+  nb::object tuple = own(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    PyObject* size = PyLong_FromLongLong(shape[i]);
-    if (size == nullptr) throw nb::python_error();
-    NB_TUPLE_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), size);
+    PyObject* size = own(PyLong_FromLongLong(shape[i])).release().ptr();
+    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), size);
   }
-  return owner;
+  return tuple;
 }
 
 // numpy raises when such an element is read, wherever that is.
@@ -265,23 +234,16 @@ ArrayKind kind_of_sender(wire::Framework framework) {
 }  // namespace
 
 ArrayKind parse_array_kind(std::string_view text) {
-  static constexpr auto kNames = enum_names<ArrayKind::jax>("same", "numpy", "torch", "jax");
-  if (const auto kind = kNames.find(text)) return *kind;
-  const std::string message =
-      "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"" + std::string(text) + "\"";
-  throw nb::value_error(message.c_str());
+  return value_named(enum_names<ArrayKind::jax>("same", "numpy", "torch", "jax"), text,
+                     "arrays must be \"same\", \"numpy\", \"torch\" or \"jax\", not \"", "\"");
 }
 
 ArrayKind array_kind(const wire::TensorHead& head, ArrayKind asked) {
   if (!head.numpy_type.empty()) return ArrayKind::numpy;
   if (asked != ArrayKind::same) return asked;
   const ArrayKind kind = kind_of_sender(head.framework);
-  const auto is_imported = [](const char* module, const char* attribute) {
-    const nb::object loaded = loaded_module(module);
-    return loaded.is_valid() && nb::hasattr(loaded, attribute);
-  };
-  if (kind == ArrayKind::torch && is_imported("torch", "from_dlpack")) return kind;
-  if (kind == ArrayKind::jax && is_imported("jax", "Array")) return kind;
+  if (kind == ArrayKind::torch && loaded("torch", "from_dlpack").is_valid()) return kind;
+  if (kind == ArrayKind::jax && loaded("jax", "Array").is_valid()) return kind;
   return ArrayKind::numpy;
 }
 
@@ -383,22 +345,6 @@ void bind_tensors(nb::module_& m) {
                   "None) -> typing.Any"))
       .def("__dlpack_device__",
            [](const ReceivedTensor&) { return std::pair<int, int>(kDLCPU, 0); });
-  m.def(
-      "tensor_info",
-      [](nb::handle value) {
-        const ImportedTensor imported = import_numbers(value);
-        nb::dict info;
-        info["dtype"] = std::string(tensor::dtype_name(imported.tensor.dtype));
-        info["shape"] = nb::tuple(nb::cast(imported.tensor.shape));
-        info["strides"] = nb::tuple(nb::cast(imported.tensor.strides));
-        info["device"] = imported.tensor.device.name();
-        info["read_only"] = imported.tensor.read_only;
-        info["address"] = reinterpret_cast<std::uintptr_t>(imported.tensor.data);
-        return info;
-      },
-      nb::arg("tensor"),
-      "Describes a tensor as moolink sees it: dtype, shape, strides in elements and more.",
-      nb::sig("def tensor_info(tensor: typing.Any) -> moolink.reports.TensorInfo"));
   m.def("as_array", &as_array, nb::arg("tensor"),
         "Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA "
         "device. The view is read-only if the tensor must not be written.",

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "bind/errors.h"
 #include "bind/tensor_kinds.h"
 
 namespace moolink::bind {
@@ -15,10 +16,6 @@ namespace {
 
 using tensor::DType;
 using wire::Framework;
-
-[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
-
-std::string text_of(nb::handle value) { return nb::cast<std::string>(nb::str(value)); }
 
 [[noreturn]] void refuse_device(nb::handle value, const std::string& device) {
   type_error("a " + type_text(value) + " on " + device +
@@ -77,16 +74,21 @@ const NumpyType& numpy_type(nb::handle dtype) {
   return known.emplace(dtype.ptr(), last).first->second;
 }
 
+// A copy made here is read-only: writes to it would not reach the tensor.
+ImportedTensor as_copy(ImportedTensor imported, CopyReason reason) {
+  imported.copied = reason;
+  imported.tensor.read_only = true;
+  return imported;
+}
+
 ImportedTensor import_numpy(nb::object array) {
   const nb::object dtype = array.attr("dtype");
   const NumpyType& type = numpy_type(dtype);
   if (!type.native) {
     // Not astype: for dates without a unit it would use the array's own type.
     const nb::object native = dtype.attr("newbyteorder")("=");
-    ImportedTensor imported = import_numpy(array.attr("byteswap")().attr("view")(native));
-    imported.copied = CopyReason::byte_order;
-    imported.tensor.read_only = true;  // writes there would not reach the array
-    return imported;
+    return as_copy(import_numpy(array.attr("byteswap")().attr("view")(native)),
+                   CopyReason::byte_order);
   }
   ImportedTensor imported;
   imported.framework = Framework::numpy;
@@ -110,21 +112,14 @@ ImportedTensor import_numpy(nb::object array) {
   // numpy's memory stays while the array lives, whether a view of it is held or not.
   PyBuffer_Release(&view);
   // A field of a structured array may have a stride that is no multiple of its own size.
-  if (!whole_strides) {
-    imported = import_numpy(array.attr("copy")());
-    imported.copied = CopyReason::gaps;
-    imported.tensor.read_only = true;
-    return imported;
-  }
+  if (!whole_strides) return as_copy(import_numpy(array.attr("copy")()), CopyReason::gaps);
   imported.owner = std::move(array);
   return imported;
 }
 
 // The first line of a framework's error, which may continue with C++ frames.
 std::string first_line(nb::python_error& e) {
-  const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
-  if (!text.is_valid()) throw nb::python_error();
-  const auto whole = nb::cast<std::string>(text);
+  const std::string whole = text_of(e.value());
   return whole.substr(0, whole.find('\n'));
 }
 
@@ -183,12 +178,6 @@ ImportedTensor import_capsule(nb::handle value, nb::object capsule,
   return imported;
 }
 
-void destroy_managed(PyObject* capsule) {
-  auto* managed =
-      static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
-  if (managed->deleter != nullptr) managed->deleter(managed);
-}
-
 // The stream for memory of a framework that queues work on its own stream; null: the host's.
 std::shared_ptr<device::Stream> stream_after(nb::handle value, const DLDevice& device,
                                              const DLPackExchangeAPI* api) {
@@ -209,12 +198,7 @@ ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) 
     throw nb::python_error();
   }
   if (managed == nullptr) type_error("a " + type_text(value) + " exports no tensor");
-  PyObject* capsule = PyCapsule_New(managed, "dltensor_versioned", destroy_managed);
-  if (capsule == nullptr) {
-    if (managed->deleter != nullptr) managed->deleter(managed);
-    throw nb::python_error();
-  }
-  nb::object owner = nb::steal(capsule);
+  nb::object owner = new_capsule(managed);
   return import_capsule(value, std::move(owner),
                         stream_after(value, managed->dl_tensor.device, api));
 }
@@ -312,11 +296,7 @@ ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
   }
   imported.tensor.dtype = dtype;
   imported.framework = Framework::torch;
-  if (copied != CopyReason::none) {
-    imported.copied = copied;
-    imported.tensor.read_only = true;  // writes there would not reach the tensor
-  }
-  return imported;
+  return copied == CopyReason::none ? imported : as_copy(std::move(imported), copied);
 }
 
 struct JaxPlace {
@@ -430,9 +410,8 @@ std::optional<ImportedTensor> try_import(nb::handle value) {
 std::optional<wire::TensorHead> import_scalar(nb::handle value, std::string& bytes) {
   static PyObject* generic = nullptr;
   if (generic == nullptr) {
-    const nb::object numpy = loaded_module("numpy");
-    if (!numpy.is_valid()) return std::nullopt;
-    generic = nb::object(numpy.attr("generic")).release().ptr();
+    generic = loaded("numpy", "generic").release().ptr();
+    if (generic == nullptr) return std::nullopt;
   }
   if (PyObject_TypeCheck(value.ptr(), reinterpret_cast<PyTypeObject*>(generic)) == 0) {
     return std::nullopt;

@@ -1,21 +1,12 @@
 #include "bind/tensor_kinds.h"
 
-#include <nanobind/stl/string.h>
-
 #include <unordered_map>
 
 namespace moolink::bind {
 
-std::string type_text(nb::handle value) {
-  const nb::handle type = value.type();
-  return nb::cast<std::string>(type.attr("__module__")) + "." +
-         nb::cast<std::string>(type.attr("__qualname__"));
-}
-
-nb::object loaded_module(const char* name) {
-  PyObject* modules = PyImport_GetModuleDict();  // borrowed
-  PyObject* module = PyDict_GetItemString(modules, name);
-  return module == nullptr ? nb::object() : nb::borrow(module);
+nb::object loaded(const char* module, const char* attribute) {
+  PyObject* found = PyDict_GetItemString(PyImport_GetModuleDict(), module);  // borrowed
+  return found == nullptr ? nb::object() : nb::getattr(nb::borrow(found), attribute, nb::object());
 }
 
 const DLPackExchangeAPI* exchange_api(nb::handle type) {
@@ -33,18 +24,15 @@ const DLPackExchangeAPI* exchange_api(nb::handle type) {
 namespace {
 
 bool is_subclass(nb::handle type, const char* module, const char* attribute) {
-  const nb::object owner = loaded_module(module);
-  if (!owner.is_valid()) return false;
-  const nb::object base = nb::getattr(owner, attribute, nb::none());
-  if (base.is_none()) return false;
+  const nb::object base = loaded(module, attribute);
+  if (!base.is_valid() || base.is_none()) return false;
   const int result = PyObject_IsSubclass(type.ptr(), base.ptr());
   if (result < 0) throw nb::python_error();
   return result == 1;
 }
 
 bool is_type(nb::handle type, const char* module, const char* attribute) {
-  const nb::object owner = loaded_module(module);
-  return owner.is_valid() && nb::getattr(owner, attribute, nb::none()).is(type);
+  return loaded(module, attribute).is(type);
 }
 
 TypeKind classify(nb::handle type) {

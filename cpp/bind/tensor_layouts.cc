@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "bind/bindings.h"
 #include "bind/tensor.h"
 
@@ -24,15 +23,14 @@ class TensorLayouts {
 
   explicit TensorLayouts(const std::vector<Layout>& layouts) {
     for (const auto& [shape, name] : layouts) {
-      const auto dtype = tensor::dtype_from_name(name);
-      if (!dtype) throw Exception(ErrorCode::invalid_argument, "no element type " + name);
-      wanted_.push_back({shape, *dtype});
+      wanted_.push_back({shape, dtype_named(name)});
     }
   }
 
   // The addresses of the elements, 0 for None; empty unless all have the required layout, in host
   // memory and without gaps.
-  std::optional<std::vector<std::uintptr_t>> addresses(const nb::list& tensors) const {
+  std::optional<std::vector<std::uintptr_t>> addresses(
+      const nb::typed<nb::list, nb::any>& tensors) const {
     if (tensors.size() != wanted_.size()) return std::nullopt;
     std::vector<std::uintptr_t> addresses;
     addresses.reserve(wanted_.size());
@@ -60,7 +58,7 @@ class TensorLayouts {
     bool fits(const ImportedTensor& given) const {
       const tensor::TensorRef& tensor = given.tensor;
       return tensor.device.is_cpu() && tensor.dtype == dtype && tensor.shape == shape &&
-             tensor::is_contiguous(tensor.shape, tensor.strides);
+             tensor.is_contiguous();
     }
   };
   std::vector<Wanted> wanted_;
@@ -75,8 +73,7 @@ void bind_tensor_layouts(nb::module_& m) {
       .def(nb::init<const std::vector<TensorLayouts::Layout>&>(), nb::arg("layouts"))
       .def("addresses", &TensorLayouts::addresses, nb::arg("tensors"),
            "Returns the address of each tensor's elements, 0 for None. Returns None if a tensor "
-           "has another layout, has gaps or is not in host memory.",
-           nb::sig("def addresses(self, tensors: list[typing.Any]) -> list[int] | None"));
+           "has another layout, has gaps or is not in host memory.");
 }
 
 }  // namespace moolink::bind

@@ -29,6 +29,13 @@ void end_if_forked() {
   _exit(EXIT_FAILURE);
 }
 
+nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords) {
+  nb::object result =
+      run_user_code([&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
 void call_back(const nb::object& function, PyObject* argument) {
   const nb::object result = run_user_code(
       [&] { return PyObject_CallFunctionObjArgs(function.ptr(), argument, nullptr); });

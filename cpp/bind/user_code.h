@@ -24,6 +24,9 @@ nb::object run_user_code(Call&& call) {
   return result;
 }
 
+// The same for a function and its arguments; throws the error.
+nb::object call_python(nb::handle function, nb::handle arguments, nb::handle keywords);
+
 // Calls a callback on a worker, with an argument if there is one; the interpreter's hook gets its
 // exceptions.
 void call_back(const nb::object& function, PyObject* argument = nullptr);

@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/string_view.h>
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -25,13 +24,13 @@ nb::bytes to_bytes(const Buffer& buffer) {
 }
 
 Buffer to_buffer(const nb::bytes& bytes) {
-  const MutableBuffer copy = HeapAllocator().allocate(bytes.size());
-  std::memcpy(copy.data(), bytes.c_str(), bytes.size());
-  return copy;
+  return private_copy({nullptr, reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()});
 }
 
-nb::tuple encode(nb::handle value, bool allow_pickle, std::size_t max_depth,
-                 std::size_t max_message) {
+using Parts = nb::typed<nb::list, nb::bytes>;
+
+nb::typed<nb::tuple, nb::bytes, Parts> encode(nb::handle value, bool allow_pickle,
+                                              std::size_t max_depth, std::size_t max_message) {
   HeapAllocator heap;
   ValueOptions options = options_of(allow_pickle, "same", max_depth);
   options.limits.max_message = max_message;
@@ -41,14 +40,14 @@ nb::tuple encode(nb::handle value, bool allow_pickle, std::size_t max_depth,
   return nb::make_tuple(to_bytes(payload.body), parts);
 }
 
-nb::object decode(const nb::bytes& body, const nb::list& parts, bool allow_pickle,
-                  std::string_view arrays, std::size_t max_depth) {
+nb::any decode(const nb::bytes& body, const Parts& parts, bool allow_pickle,
+               std::string_view arrays, std::size_t max_depth) {
   wire::Payload payload;
   payload.body = to_buffer(body);
   for (const nb::handle part : parts) {
     payload.parts.push_back(to_buffer(nb::cast<nb::bytes>(part)));
   }
-  return decode_value(payload, options_of(allow_pickle, arrays, max_depth));
+  return nb::borrow<nb::any>(decode_value(payload, options_of(allow_pickle, arrays, max_depth)));
 }
 
 }  // namespace
@@ -57,17 +56,12 @@ void bind_values(nb::module_& m) {
   bind_tensors(m);
   bind_registered_types(m);
   const std::size_t max_depth = Limits{}.max_depth;
-  m.def(
-      "encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
-      nb::arg("max_depth") = max_depth, nb::arg("max_message") = Limits{}.max_message,
-      "The message that a value becomes: its body and the bytes of its arrays.",
-      nb::sig("def encode(value: typing.Any, *, allow_pickle: bool = False, max_depth: int = ..., "
-              "max_message: int = ...) -> tuple[bytes, list[bytes]]"));
+  m.def("encode", &encode, nb::arg("value").none(), nb::kw_only(), nb::arg("allow_pickle") = false,
+        nb::arg("max_depth") = max_depth, nb::arg("max_message") = Limits{}.max_message,
+        "The message that a value becomes: its body and the bytes of its arrays.");
   m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),
         nb::arg("allow_pickle") = false, nb::arg("arrays") = "same",
-        nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.",
-        nb::sig("def decode(body: bytes, parts: list[bytes], *, allow_pickle: bool = False, "
-                "arrays: str = 'same', max_depth: int = ...) -> typing.Any"));
+        nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.");
 }
 
 }  // namespace moolink::bind

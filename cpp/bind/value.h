@@ -22,6 +22,7 @@ struct ValueOptions {
   DeviceChoice device;
   Limits limits;
   std::shared_ptr<CopyCounts> copies;  // may be null
+  bool reads_only = false;  // decoded arrays are only read, so torch's may be lent memory too
 };
 
 // Captures a value: later changes to it have no effect. Tensors' elements are copied to memory from

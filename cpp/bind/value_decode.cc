@@ -1,7 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -9,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "bind/gil.h"
+#include "bind/errors.h"
 #include "bind/registered_types.h"
 #include "bind/value.h"
 #include "device/block.h"
@@ -21,33 +20,14 @@ namespace {
 using wire::ValueTag;
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kLargeCopy = 64 << 10;
-constexpr Py_ssize_t kMostFlags = 65536;  // values of one type
+constexpr std::size_t kLargeCopy = 64 << 10;  // smaller parts arrive in a frame: not counted
+constexpr Py_ssize_t kMostFlags = 65536;      // values of one type
 
 [[noreturn]] void fail(const std::string& message) { throw Exception(ErrorCode::wire, message); }
-
-// Takes over a new reference, or Python's error when there is none.
-nb::object own(PyObject* object) {
-  if (object == nullptr) throw nb::python_error();
-  return nb::steal(object);
-}
 
 nb::object decode_text(std::string_view utf8) {
   return own(
       PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "surrogatepass"));
-}
-
-// The text of an exception, whatever characters it contains.
-std::string describe(nb::python_error& e) {
-  const nb::object text = nb::steal(PyObject_Str(e.value().ptr()));
-  const nb::object utf8 =
-      text.is_valid()
-          ? nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"))
-          : nb::object();
-  PyErr_Clear();  // an exception without a text still has a type
-  auto* python_type = reinterpret_cast<PyTypeObject*>(e.type().ptr());
-  const auto type = nb::cast<std::string>(nb::steal(PyType_GetName(python_type)));
-  return utf8.is_valid() ? type + ": " + PyBytes_AsString(utf8.ptr()) : type;
 }
 
 // Keys with equal hashes are compared with one another: only a few, unless a peer has made them so.
@@ -267,35 +247,31 @@ bool is_aligned(const std::byte* data) {
 }
 
 nb::object ValueDecoder::read_tensor(const wire::ValueToken& token) {
-  const std::size_t part = token.part;
+  const Buffer* part = token.part == wire::kNoPart ? nullptr : &payload_.parts[token.part];
+  const std::span<const std::byte> bytes = part == nullptr ? token.bytes : part->span();
   if (const auto device = device_for(reader_.tensor(), options_.arrays, options_.device)) {
-    return export_to_device(part == wire::kNoPart ? token.bytes : payload_.parts[part].span(),
-                            reader_.tensor(), options_.arrays, *device);
+    return export_to_device(bytes, reader_.tensor(), options_.arrays, *device);
   }
-  if (part != wire::kNoPart && device::block_of(payload_.parts[part]) != nullptr) {
-    return export_tensor(host_copy(payload_.parts[part].span()), reader_.tensor(), options_.arrays);
-  }
+  const bool on_device = part != nullptr && device::block_of(*part) != nullptr;
+  const wire::LentPart* lent =
+      part == nullptr || on_device ? nullptr : payload_.find_lent(token.part);
   MutableBuffer memory;
-  const wire::LentPart* lent = part == wire::kNoPart ? nullptr : payload_.find_lent(part);
-  if (part != wire::kNoPart && may_be_used(payload_.parts[part], lent)) {
-    const Buffer& bytes = payload_.parts[part];
+  if (part != nullptr && !on_device && may_be_used(*part, lent)) {
     // The receiver owns a message's parts: no other code reads them from here on. Lent ones become
     // arrays that cannot be written.
-    memory = {std::const_pointer_cast<void>(bytes.owner()), const_cast<std::byte*>(bytes.data()),
+    memory = {std::const_pointer_cast<void>(part->owner()), const_cast<std::byte*>(bytes.data()),
               bytes.size()};
   } else {
-    const std::span<const std::byte> bytes =
-        part == wire::kNoPart ? token.bytes : payload_.parts[part].span();
-    memory = HeapAllocator().allocate(bytes.size());
     // Small ones arrive in their message's frame, and must be copied out of it.
-    if (options_.copies != nullptr && (lent != nullptr || bytes.size() >= kLargeCopy)) {
+    if (options_.copies != nullptr && !on_device &&
+        (lent != nullptr || bytes.size() >= kLargeCopy)) {
       options_.copies->add(lent == nullptr ? CopyReason::alignment : CopyReason::lent,
                            bytes.size());
     }
-    unlocked_if(bytes.size() >= kLargeCopy,
-                [&] { std::copy(bytes.begin(), bytes.end(), memory.data()); });
+    memory = host_copy(bytes);
   }
-  return export_tensor(std::move(memory), reader_.tensor(), options_.arrays, lent != nullptr);
+  const bool read_only = lent != nullptr && !options_.reads_only;
+  return export_tensor(std::move(memory), reader_.tensor(), options_.arrays, read_only);
 }
 
 // Whether an array may own the part itself; otherwise it is copied.
@@ -304,8 +280,10 @@ bool ValueDecoder::may_be_used(const Buffer& bytes, const wire::LentPart* lent) 
   if (lent == nullptr || lent->copied) return is_aligned(bytes.data());
   // Only numpy's arrays can be read-only. A lent view may begin at any address.
   const std::size_t item = reader_.tensor().item_size();
-  return array_kind(reader_.tensor(), options_.arrays) == ArrayKind::numpy &&
-         reinterpret_cast<std::uintptr_t>(bytes.data()) % item == 0;
+  const ArrayKind kind = array_kind(reader_.tensor(), options_.arrays);
+  const bool may_be_view =
+      kind == ArrayKind::numpy || (kind == ArrayKind::torch && options_.reads_only);
+  return may_be_view && reinterpret_cast<std::uintptr_t>(bytes.data()) % item == 0;
 }
 
 nb::object ValueDecoder::read_pickle(std::string_view bytes) {
@@ -329,7 +307,8 @@ nb::object decode_value(const wire::Payload& payload, const ValueOptions& option
     // An unhashable key, an unknown name of an enum, a converter that raised. Exceptions not caused
     // by the bytes (Ctrl-C, no memory left) propagate.
     if (!e.matches(PyExc_Exception) || e.matches(PyExc_MemoryError)) throw;
-    fail("a received value could not be built: " + describe(e));
+    fail("a received value could not be built: " + text_of(e.type().attr("__name__")) + ": " +
+         text_of(e.value()));
   } catch (nb::cast_error&) {
     fail("a received value is of an unexpected type");
   }

@@ -9,12 +9,13 @@
 
 #include "base/error.h"
 #include "bind/device.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
 #include "bind/registered_types.h"
-#include "bind/tensor_kinds.h"
 #include "bind/value.h"
 #include "device/block.h"
+#include "runtime/peer/rpc_peer.h"
 #include "wire/value.h"
 
 namespace moolink::bind {
@@ -185,10 +186,9 @@ void ValueEncoder::write_string(PyObject* value) {
   // Lone surrogates (undecodable file names) are legal in a str, not in UTF-8.
   if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) throw nb::python_error();
   PyErr_Clear();
-  PyObject* encoded = PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass");
-  if (encoded == nullptr) throw nb::python_error();
-  const nb::object owner = nb::steal(encoded);
-  writer_.string({PyBytes_AsString(encoded), static_cast<std::size_t>(PyBytes_Size(encoded))});
+  const nb::object encoded = own(PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass"));
+  writer_.string(
+      {PyBytes_AsString(encoded.ptr()), static_cast<std::size_t>(PyBytes_Size(encoded.ptr()))});
 }
 
 [[noreturn]] void changed(const char* what) {
@@ -215,8 +215,7 @@ void ValueEncoder::write_tuple_items(PyObject* value) {
 
 void ValueEncoder::write_set_items(PyObject* value) {
   const Py_ssize_t size = NB_SET_GET_SIZE(value);
-  const nb::object iterator = nb::steal(PyObject_GetIter(value));
-  if (!iterator.is_valid()) throw nb::python_error();
+  const nb::object iterator = own(PyObject_GetIter(value));
   // The iterator notices a set that changes its size, not one that loses and gains an item.
   Py_ssize_t written = 0;
   while (PyObject* item = PyIter_Next(iterator.ptr())) {
@@ -349,7 +348,7 @@ void ValueEncoder::write_lent(const PyLent& lent) {
 
 // The memory itself; empty: it has gaps, and must be copied.
 Buffer ValueEncoder::lend(const ImportedTensor& tensor, std::size_t size) {
-  if (!tensor::is_contiguous(tensor.tensor.shape, tensor.tensor.strides)) return {};
+  if (!tensor.tensor.is_contiguous()) return {};
   auto memory = std::make_shared<LentMemory>();
   memory->array = Reference(tensor.owner);
   memory->of_message = message_released_;
@@ -363,11 +362,10 @@ void ValueEncoder::write_pickle(PyObject* value) {
 }
 
 void ValueEncoder::refuse(PyObject* value) const {
-  const std::string message =
-      "a value of type " + type_text(value) +
-      " cannot be sent: call moolink.register on the type at both peers (dataclasses, namedtuples, "
-      "enums, or any type with to_state= and from_state=), or allow_pickle at both";
-  throw nb::type_error(message.c_str());
+  type_error("a value of type " + type_text(value) +
+             " cannot be sent: call moolink.register on the type at both peers (dataclasses, "
+             "namedtuples, enums, or any type with to_state= and from_state=), or allow_pickle at "
+             "both");
 }
 
 // On the device if the path reads it there, or straight into the receiver's memory if it has
@@ -377,16 +375,16 @@ void ValueEncoder::capture(Part& part, Allocator& allocator, DeviceCopies& copie
   const bool on_device = part.tensor.stream != nullptr;
   const auto* recipient = lender_ != nullptr && lender_->recipient ? &*lender_->recipient : nullptr;
   if (recipient != nullptr && on_device && size >= kSmallestOnDevice &&
-      recipient->reads_device(part.tensor.stream->device())) {
+      recipient->sender.reads_device(recipient->receiver, part.tensor.stream->device())) {
     part.bytes = copies.keep(part.tensor);
     if (!part.bytes.empty()) return;
   }
   if (recipient != nullptr && !part.lent && size >= kSmallestPlaced) {
-    if (auto placed = recipient->place(size)) {
+    if (auto placed = recipient->sender.place(recipient->receiver, size)) {
       if (on_device) {
         copies.add(part.tensor, placed->memory.data());
       } else {
-        copy_elements_past_cache(part.tensor, placed->memory);
+        copy_elements_past_cache(part.tensor, placed->memory.data(), size);
       }
       part.standing = std::move(placed->standing);
       part.bytes = placed->memory;
@@ -417,20 +415,19 @@ wire::Payload ValueEncoder::finish(Allocator& allocator) {
   unlocked_if(copied_bytes_ >= kLargeCopy || on_device_, [&] { capture_parts(allocator); });
   payload.parts.reserve(parts_.size());
   for (Part& part : parts_) {
+    const auto number = static_cast<std::uint32_t>(payload.parts.size());
     if (part.lent) {
       const auto place = lender_->context->lending().find(part.bytes.data(), part.bytes.size());
-      wire::LentPart lent{static_cast<std::uint32_t>(payload.parts.size())};
+      wire::LentPart lent{number};
       if (place) {
         lent.segment = place->segment;
         lent.offset = place->offset;
       }
       payload.lent.push_back(lent);
     } else if (auto place = device::place_of(part.bytes)) {
-      payload.lent.push_back({static_cast<std::uint32_t>(payload.parts.size()),
-                              place->block | wire::kDeviceSegments, place->offset, false,
+      payload.lent.push_back({number, place->block | wire::kDeviceSegments, place->offset, false,
                               std::move(place->lent)});
     } else if (part.standing != nullptr) {
-      const auto number = static_cast<std::uint32_t>(payload.parts.size());
       payload.placed.push_back({number, std::move(part.standing)});
     }
     payload.parts.push_back(std::move(part.bytes));

@@ -15,7 +15,7 @@ namespace {
 // Ranks of a spec: rising, each once, none beyond the last member.
 void check_ranks(const std::string& name, const std::vector<std::uint32_t>& ranks,
                  std::size_t members) {
-  if (!std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<>()) ||
+  if (!std::ranges::is_sorted(ranks, std::less_equal<>()) ||
       (!ranks.empty() && ranks.back() >= members)) {
     refuse(name, "its ranks must rise and be below " + std::to_string(members));
   }
@@ -57,29 +57,27 @@ Operation* Engine::find(OpId id) {
   return found == operations_.end() ? nullptr : &found->second;
 }
 
+Operation* Engine::find(OpId id, RunId run) {
+  Operation* operation = find(id);
+  return operation != nullptr && operation->run() == run ? operation : nullptr;
+}
+
 Operation* Engine::find(const OpKey& key) {
   const auto found = by_key_.find(key);
   return found == by_key_.end() ? nullptr : find(found->second);
 }
 
-void Engine::set_members(Members members, const Error& reason) {
+void Engine::set_members(SharedMembers members, const Error& reason) {
   auto unfinished = std::exchange(operations_, {});
   by_key_.clear();
   shared_ready_ = false;
   last_shared_ = last_passed_ = 0;
   passes_.clear();
-  in_shared_memory_.clear();
   unsettled_.clear();
   starts_.clear();
   members_ = std::move(members);
-  rank_ = rank_of(config_.self);
+  rank_ = members_->rank_of(config_.self);
   residuals_.clear();
-  hosts_.reset();
-  if (!members_.host_keys.empty()) {
-    hosts_ = std::make_shared<const Hosts>(hosts_of(members_.host_keys, members_.observers));
-  }
-  alone_ = std::make_shared<const Hosts>(
-      hosts_of(std::vector<Uid>(members_.instances.size()), members_.observers));
   drop_outdated_early();
   for (auto& [id, operation] : unfinished) {
     if (operation.ending()) {
@@ -100,7 +98,6 @@ void Engine::drop_operations() {
   waiting_.clear();
   ending_.clear();
   passes_.clear();
-  in_shared_memory_.clear();
   early_.clear();
   early_bytes_ = 0;
   actions_.clear();
@@ -116,7 +113,7 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
       (spec.dtype != tensor::DType::float32 || !spec.adds())) {
     refuse(name, "compression is for sums and means of float32");
   }
-  check_ranks(name, spec.contributors, members_.instances.size());
+  check_ranks(name, spec.contributors, members_->size());
   if (!spec.contributors.empty() && !spec.adds()) {  // the others reduce zeros
     refuse(name, "only a sum or a mean is of some members");
   }
@@ -124,11 +121,11 @@ OpId Engine::start(std::string name, OpSpec spec, std::vector<Buffer> inputs, Op
   if (contributes == inputs.empty()) {
     refuse(name, contributes ? "an input is missing" : "this rank must not pass an input");
   }
-  if (spec.root >= members_.instances.size()) {
+  if (spec.root >= members_->size()) {
     refuse(name, "there is no rank " + std::to_string(spec.root) + " to be the root");
   }
-  if (spec.byte_size() > kMostBytes / members_.instances.size()) refuse(name, "it is too large");
-  const Passage passage = spec.passage(members_.instances.size());
+  if (spec.byte_size() > kMostBytes / members_->size()) refuse(name, "it is too large");
+  const Passage passage = spec.passage(members_->size());
   const auto check_size = [&](const char* what, std::uint64_t bytes, std::uint64_t wanted) {
     if (bytes == wanted) return;
     refuse(name, std::string(what) + " has " + std::to_string(bytes) + " bytes, " + spec.text() +
@@ -166,9 +163,9 @@ void Engine::begin(OpId id, Operation::Request request) {
   // The mean over the contributors; all members compute the same divisor from the same members.
   if (auto* spec = std::get_if<OpSpec>(&request.what); spec && spec->op == ReduceOp::mean) {
     const auto& givers = spec->contributors;
-    spec->divisor = static_cast<double>(givers.empty() ? members_.names.size() : givers.size());
+    spec->divisor = static_cast<double>(givers.empty() ? members_->size() : givers.size());
   }
-  Operation::Place place{*rank_, members_.names, members_.one_host, hosts_, alone_, {}};
+  Operation::Place place{*rank_, members_};
   if (const auto* spec = std::get_if<OpSpec>(&request.what)) {
     place.residual = take_residual(key.name, *spec);
   }
@@ -185,12 +182,13 @@ void Engine::begin(OpId id, Operation::Request request) {
 
 // Of several operations of one name under way, the first has the residual.
 MutableBuffer Engine::take_residual(const std::string& name, const OpSpec& spec) {
-  if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || !hosts_ ||
-      hosts_->count() < 2 || (hosts_->share_memory() && !hosts_->lane(*rank_))) {
+  const Hosts& hosts = members_->hosts;
+  if (spec.compression == Compression::none || spec.kind != Kind::all_reduce || hosts.count() < 2 ||
+      (hosts.share_memory() && !hosts.lane(*rank_))) {
     return {};
   }
-  const auto found = std::find_if(residuals_.begin(), residuals_.end(),
-                                  [&](const auto& entry) { return entry.first == name; });
+  const auto found =
+      std::ranges::find_if(residuals_, [&](const auto& entry) { return entry.first == name; });
   MutableBuffer residual;
   if (found != residuals_.end()) {
     residual = std::move(found->second);
@@ -223,10 +221,9 @@ void Engine::carry_out(OpId id) {
   if (effects.combine) actions_.push_back(Combine{id, run, std::move(*effects.combine)});
   if (effects.pass) pass(*effects.pass, *operation.spec(), &operation);
   for (auto& result : effects.publish) {
-    actions_.push_back(Publish{operation.shared(), result.chain, std::move(result.elements)});
+    actions_.push_back(Publish{id, operation.shared(), result.chain, std::move(result.elements)});
   }
   if (effects.abandon) {
-    in_shared_memory_.erase(*effects.abandon);
     const auto waiting = passes_.find(*effects.abandon);
     if (waiting == passes_.end()) {
       actions_.push_back(Abandon{*effects.abandon});
@@ -259,15 +256,13 @@ void Engine::finish(OpId id, Operation& operation, bool unsettled) {
 // operation that has ended here passes through without memory.
 void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operation) {
   if (s <= last_passed_ || passes_.contains(s)) return;
-  PipelineOperation next =
-      Operation::pipeline_operation(spec, members_.instances.size(), hosts_.get(), *rank_);
+  PipelineOperation next = Operation::pipeline_operation(spec, *members_, *rank_);
   next.s = s;
   next.abandoned = operation == nullptr || operation->error();
   if (!next.abandoned) {
     next.inputs = operation->request().inputs;
     next.written = operation->request().options.written;
     next.output = operation->tensor();
-    in_shared_memory_[s] = operation->id();
   }
   passes_.emplace(s, Pass{std::move(next)});
   for (auto at = passes_.begin(); at != passes_.end() && at->first == last_passed_ + 1;) {
@@ -277,44 +272,26 @@ void Engine::pass(std::uint64_t s, const OpSpec& spec, const Operation* operatio
   }
 }
 
+// Operations pass roughly in the order of their start, so this search ends early.
 Operation* Engine::passing(std::uint64_t s) {
-  const auto found = in_shared_memory_.find(s);
-  return found == in_shared_memory_.end() ? nullptr : find(found->second);
+  const auto found = std::ranges::find_if(
+      operations_, [s](const auto& entry) { return entry.second.shared() == s; });
+  return found == operations_.end() ? nullptr : &found->second;
 }
 
 void Engine::passed(std::uint64_t s) {
-  Operation* operation = passing(s);
-  in_shared_memory_.erase(s);
-  if (operation == nullptr) return;
-  guarded(operation->id(), [&] {
-    operation->passed();
-    carry_out(operation->id());
-  });
+  tell(passing(s), [](Operation& operation) { operation.passed(); });
 }
 
 void Engine::summed_here(SharedPipeline::Sum sum) {
-  Operation* operation = passing(sum.s);
-  if (operation == nullptr) return;
-  guarded(operation->id(), [&] {
-    operation->summed_here(sum.chunk, std::move(sum.elements));
-    carry_out(operation->id());
-  });
-}
-
-void Engine::failed(std::uint64_t s, Error error) {
-  const auto found = in_shared_memory_.find(s);
-  if (found != in_shared_memory_.end()) cancel(found->second, std::move(error));
-}
-
-bool Engine::in_shared_memory(OpId op) const {
-  return std::any_of(in_shared_memory_.begin(), in_shared_memory_.end(),
-                     [op](const auto& entry) { return entry.second == op; });
+  tell(passing(sum.s),
+       [&](Operation& operation) { operation.summed_here(sum.chunk, std::move(sum.elements)); });
 }
 
 // Rank 0's message on an operation that has ended here without it.
 bool Engine::settle(const Uid& from, const Frame& frame) {
   const auto found = unsettled_.find(frame.key);
-  if (found == unsettled_.end() || from != members_.instances[0]) return false;
+  if (found == unsettled_.end() || from != (*members_)[0].instance) return false;
   const auto* go = std::get_if<Go>(&frame.content);
   const auto* failure = std::get_if<Failure>(&frame.content);
   if (go == nullptr && failure == nullptr) return false;
@@ -325,42 +302,36 @@ bool Engine::settle(const Uid& from, const Frame& frame) {
 }
 
 void Engine::send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing) {
-  Frame frame{config_.scope, members_.epoch, key, std::move(outgoing.content)};
-  actions_.push_back(Send{members_.instances[rank],
-                          members_.names[rank],
+  Frame frame{config_.scope, members_->epoch, key, std::move(outgoing.content)};
+  actions_.push_back(Send{(*members_)[rank].instance,
+                          (*members_)[rank].name,
                           {wire::encode(frame), std::move(outgoing.parts)}});
 }
 
 void Engine::received(const Uid& from, const wire::Payload& payload) {
   auto frame = wire::decode<Frame>(payload.body);
   if (frame.key.name.size() > kLongestName) wire::fail("an operation's name exceeds the limit");
-  if (frame.scope != config_.scope || frame.epoch < members_.epoch) return;
-  Operation* operation = frame.epoch == members_.epoch ? find(frame.key) : nullptr;
-  if (operation == nullptr && frame.epoch == members_.epoch && settle(from, frame)) return;
+  if (frame.scope != config_.scope || frame.epoch < members_->epoch) return;
+  Operation* operation = frame.epoch == members_->epoch ? find(frame.key) : nullptr;
+  if (operation == nullptr && frame.epoch == members_->epoch && settle(from, frame)) return;
   if (operation == nullptr) return keep_early(from, std::move(frame), payload);
   apply(*operation, from, frame, payload.parts);
 }
 
 void Engine::apply(Operation& operation, const Uid& from, const Frame& frame,
                    const std::vector<Buffer>& parts) {
-  const auto rank = rank_of(from);
+  const auto rank = members_->rank_of(from);
   if (!rank) return;  // no member of this epoch
   const OpId id = operation.id();
   operation.received(*rank, frame.content, parts);
   carry_out(id);
 }
 
-std::optional<std::uint32_t> Engine::rank_of(const Uid& instance) const {
-  const auto at = std::ranges::find(members_.instances, instance);
-  if (at == members_.instances.end()) return std::nullopt;
-  return static_cast<std::uint32_t>(at - members_.instances.begin());
-}
-
 void Engine::keep_early(const Uid& from, Frame frame, const wire::Payload& payload) {
-  if (frame.epoch == members_.epoch) {
+  if (frame.epoch == members_->epoch) {
     // An operation that ended here does not begin again: a failure may cross with its end.
     const bool ended = frame.key.number < starts_.started(frame.key.name);
-    if (ended || !rank_of(from)) return;
+    if (ended || !members_->rank_of(from)) return;
   }
   const auto* failure = std::get_if<Failure>(&frame.content);
   bool fails = failure != nullptr && !failure->asks_why;
@@ -396,11 +367,11 @@ void Engine::drop_early_data(EarlyFrames& early) {
 }
 
 void Engine::drop_outdated_early() {
-  if (members_.epoch == 0) return;
-  for (auto at = early_.begin(); at != early_.end() && at->first.first <= members_.epoch;) {
-    const bool outdated = at->first.first < members_.epoch;
+  if (members_->epoch == 0) return;
+  for (auto at = early_.begin(); at != early_.end() && at->first.first <= members_->epoch;) {
+    const bool outdated = at->first.first < members_->epoch;
     std::erase_if(at->second.frames, [&](const Early& one) {
-      if (!outdated && rank_of(one.instance)) return false;
+      if (!outdated && members_->rank_of(one.instance)) return false;
       early_bytes_ -= one.bytes;
       return true;
     });
@@ -409,7 +380,7 @@ void Engine::drop_outdated_early() {
 }
 
 void Engine::replay_early(const OpKey& key) {
-  const auto found = early_.extract({members_.epoch, key});
+  const auto found = early_.extract({members_->epoch, key});
   if (found.empty()) return;
   for (const Early& early : found.mapped().frames) {
     early_bytes_ -= early.bytes;
@@ -424,12 +395,7 @@ void Engine::replay_early(const OpKey& key) {
 void Engine::inputs_written() {
   std::vector<OpId> ids;  // an operation may end
   for (const auto& [id, operation] : operations_) ids.push_back(id);
-  for (const OpId id : ids) {
-    guarded(id, [&] {
-      operations_.at(id).inputs_written();
-      carry_out(id);
-    });
-  }
+  for (const OpId id : ids) tell(find(id), [](Operation& one) { one.inputs_written(); });
 }
 
 void Engine::summed(OpId op, RunId run, std::uint32_t task) {
@@ -440,21 +406,11 @@ void Engine::summed(OpId op, RunId run, std::uint32_t task) {
     ending_.erase(old);
     return;
   }
-  Operation* operation = find(op);
-  if (operation == nullptr || operation->run() != run) return;
-  guarded(op, [&] {
-    operation->done(task);
-    carry_out(op);
-  });
+  tell(find(op, run), [&](Operation& operation) { operation.done(task); });
 }
 
 void Engine::combined(OpId op, RunId run, std::variant<wire::Payload, Error> result) {
-  Operation* operation = find(op);
-  if (operation == nullptr || operation->run() != run) return;
-  guarded(op, [&] {
-    operation->combined(std::move(result));
-    carry_out(op);
-  });
+  tell(find(op, run), [&](Operation& operation) { operation.combined(std::move(result)); });
 }
 
 void Engine::cancel(OpId op, Error error) {
@@ -483,13 +439,13 @@ std::vector<std::string> Engine::waiting_for(OpId op) const {
 std::map<std::string, std::vector<std::string>> Engine::begun_elsewhere() const {
   std::map<std::string, std::vector<std::string>> operations;
   for (const auto& [at, kept] : early_) {
-    if (at.first != members_.epoch) continue;
+    if (at.first != members_->epoch) continue;
     std::vector<std::string>& names = operations[at.second.name];
-    for (std::size_t rank = 0; rank < members_.instances.size(); ++rank) {
-      const bool began = std::any_of(
-          kept.frames.begin(), kept.frames.end(),
-          [&](const Early& early) { return early.instance == members_.instances[rank]; });
-      if (began) names.push_back(members_.names[rank]);
+    for (std::size_t rank = 0; rank < members_->size(); ++rank) {
+      const bool began = std::ranges::any_of(kept.frames, [&](const Early& early) {
+        return early.instance == (*members_)[rank].instance;
+      });
+      if (began) names.push_back((*members_)[rank].name);
     }
   }
   return operations;

@@ -48,16 +48,6 @@ class Engine {
     std::size_t early_bytes = std::size_t{1} << 30;  // kept for operations not started here yet
   };
 
-  // The members, in rank order; this peer must be among them, otherwise nothing can start.
-  struct Members {
-    std::uint64_t epoch = 0;
-    std::vector<Uid> instances;
-    std::vector<std::string> names;
-    bool one_host = false;
-    std::vector<Uid> host_keys = {};  // equal for members of one host; empty: all are on one
-    std::vector<std::uint32_t> observers = {};  // ranks that never have an input
-  };
-
   using Options = Operation::Options;
   struct Send {
     Uid instance;
@@ -81,6 +71,7 @@ class Engine {
     PipelineOperation operation;
   };
   struct Publish {
+    OpId op = 0;
     std::uint64_t s = 0;
     std::uint32_t chunk = 0;
     Buffer result;
@@ -99,16 +90,17 @@ class Engine {
 
   explicit Engine(Config config);
 
-  // A new epoch. Unfinished operations fail with group_changed (the error has `reason`) or, with
-  // Options::retry, start again with the same name and input, in their first order.
-  void set_members(Members members, const Error& reason);
+  // Begins an epoch; unless this peer is among its members, nothing can start. Unfinished
+  // operations fail with `reason` (group_changed) or, with Options::retry, start again with the
+  // same name and input, in their original order.
+  void set_members(SharedMembers members, const Error& reason);
 
   // Drops all operations and their references to the user's memory; no action reports them.
   void drop_operations();
 
   // All members of this epoch have attached its pipeline: rank 0 now uses it where possible.
   void use_shared_memory(std::uint64_t epoch) {
-    if (epoch == members_.epoch) shared_ready_ = true;
+    if (epoch == members_->epoch) shared_ready_ = true;
   }
 
   // A collective of blocks of `spec.count()` elements. Every member in spec.contributors (empty:
@@ -128,8 +120,6 @@ class Engine {
   void passed(std::uint64_t s);
   // A host's sum in operation s of the pipeline.
   void summed_here(SharedPipeline::Sum sum);
-  // The operation could not pass here: it fails at all members.
-  void failed(std::uint64_t s, Error error);
   // Fails the operation here and at the others (a time-out, a cancelled future).
   void cancel(OpId op, Error error);
   // Asks the member that knows whose data is missing to fail it at all members with `error` and the
@@ -142,7 +132,7 @@ class Engine {
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
-  const Members& members() const { return members_; }
+  const EpochMembers& members() const { return *members_; }
   std::optional<std::uint32_t> rank() const { return rank_; }
   std::size_t pending() const { return operations_.size(); }
   // Names of the members whose data an operation still lacks here, for errors and stats.
@@ -152,7 +142,10 @@ class Engine {
   // the members known to have begun it.
   std::map<std::string, std::vector<std::string>> begun_elsewhere() const;
 
-  bool in_shared_memory(OpId op) const;
+  bool in_shared_memory(OpId op) const {
+    const auto found = operations_.find(op);
+    return found != operations_.end() && found->second.shared() != 0;
+  }
 
  private:
   // Only members of the group have one.
@@ -187,6 +180,16 @@ class Engine {
     });
   }
   void carry_out(OpId id);
+  // Passes an event to the operation, and carries out what follows. Null: does nothing.
+  template <class Event>
+  void tell(Operation* operation, Event&& event) {
+    if (operation == nullptr) return;
+    const OpId id = operation->id();
+    guarded(id, [&] {
+      event(*operation);
+      carry_out(id);
+    });
+  }
   void finish(OpId id, Operation& operation, bool unsettled);
   void pass(std::uint64_t s, const OpSpec& spec, const Operation* operation);
   Operation* passing(std::uint64_t s);
@@ -194,19 +197,17 @@ class Engine {
   void send(std::uint32_t rank, const OpKey& key, Operation::Outgoing outgoing);
   void apply(Operation& operation, const Uid& from, const Frame& frame,
              const std::vector<Buffer>& parts);
-  std::optional<std::uint32_t> rank_of(const Uid& instance) const;
   void keep_early(const Uid& from, Frame frame, const wire::Payload& payload);
   void drop_early_data(EarlyFrames& early);
   void drop_outdated_early();
   void replay_early(const OpKey& key);
   Operation* find(OpId id);
+  Operation* find(OpId id, RunId run);
   Operation* find(const OpKey& key);
 
   Config config_;
-  Members members_;
+  SharedMembers members_ = std::make_shared<const EpochMembers>();
   std::optional<std::uint32_t> rank_;
-  std::shared_ptr<const Hosts> hosts_;
-  std::shared_ptr<const Hosts> alone_;  // each rank is a host of its own
   // Residuals of compression in this epoch, by the operations' names; the last used one is last.
   std::deque<std::pair<std::string, MutableBuffer>> residuals_;
   OpId next_op_ = 1;
@@ -221,8 +222,7 @@ class Engine {
   std::uint64_t last_shared_ = 0;         // assigned by rank 0
   std::uint64_t last_passed_ = 0;         // to the runtime
   std::map<std::uint64_t, Pass> passes_;  // waiting for earlier ones
-  std::map<std::uint64_t, OpId> in_shared_memory_;
-  std::map<OpKey, OpSpec> unsettled_;  // ended here, but rank 0 may still send Go
+  std::map<OpKey, OpSpec> unsettled_;     // ended here, but rank 0 may still send Go
   std::map<std::pair<std::uint64_t, OpKey>, EarlyFrames> early_;  // by epoch and key
   std::size_t early_bytes_ = 0;
   std::vector<Action> actions_;

@@ -5,26 +5,12 @@
 #include "base/error.h"
 
 namespace moolink::collective {
-namespace {
-
-[[noreturn]] void refuse_shape(const OpSpec& spec) {
-  throw Exception(ErrorCode::invalid_argument,
-                  "a tensor of shape " + tensor::shape_text(spec.shape) +
-                      " cannot be reduced: a dimension is negative or the size overflows");
-}
-
-}  // namespace
-
-std::uint64_t OpSpec::count() const {
-  const auto elements = tensor::element_count(shape);
-  if (!elements) refuse_shape(*this);
-  return *elements;
-}
-
 std::uint64_t OpSpec::byte_size() const {
   const auto bytes = tensor::byte_size(tensor::item_size(dtype), shape);
-  if (!bytes) refuse_shape(*this);
-  return *bytes;
+  if (bytes) return *bytes;
+  throw Exception(ErrorCode::invalid_argument,
+                  "a tensor of shape " + tensor::shape_text(shape) +
+                      " cannot be reduced: a dimension is negative or the size overflows");
 }
 
 bool OpSpec::contributes(std::uint32_t rank) const {

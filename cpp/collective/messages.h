@@ -31,8 +31,8 @@ struct OpSpec {
 
   bool operator==(const OpSpec&) const = default;
 
-  std::uint64_t count() const;      // elements; throws Exception{invalid_argument}
-  std::uint64_t byte_size() const;  // the same
+  std::uint64_t byte_size() const;  // throws Exception{invalid_argument}
+  std::uint64_t count() const { return byte_size() / tensor::item_size(dtype); }  // the same
   Passage passage(std::size_t members) const {
     return {kind, root, static_cast<std::uint32_t>(members), tensor::item_size(dtype), count()};
   }

@@ -33,14 +33,14 @@ Operation::Operation(OpId id, RunId run, OpKey key, Request request, Place place
       memory_(memory) {
   if (spec() == nullptr) return;
   item_size_ = tensor::item_size(spec()->dtype);
-  passage_ = spec()->passage(place_.names.size());
+  passage_ = spec()->passage(members().size());
   asks_ = request_.options.shared == 0 && must_ask();
 }
 
 // The same at all members: it depends on the members and the spec, which they compare.
 bool Operation::must_ask() const {
   if (!is_all_reduce()) return true;
-  const bool on_one_host = place_.one_host && place_.names.size() > 1 && has_output();
+  const bool on_one_host = members().one_host && members().size() > 1 && has_output();
   return spec()->contributors.empty() && (on_one_host || shares_hosts()) &&
          spec()->byte_size() >= kSharedBytes;
 }
@@ -72,7 +72,7 @@ void Operation::started(std::uint32_t from, const OpSpec& theirs) {
   }
   if (theirs != *spec()) return refuse(from, difference(from, theirs));
   started_.insert(from);
-  if (!went_ && started_.size() == place_.names.size()) effects_.ready_to_go = true;
+  if (!went_ && started_.size() == members().size()) effects_.ready_to_go = true;
 }
 
 void Operation::go(std::uint64_t shared) {
@@ -173,8 +173,7 @@ void Operation::send_pieces() {
 // A piece of any collective but allreduce goes straight to its place, or is reduced there.
 void Operation::place_piece(std::uint32_t from) {
   if (reduces(passage_.kind)) {
-    if (reducing_ || pieces_.size() != passage_.ranks) return;
-    reducing_ = true;
+    if (have_[0] != 0 || pieces_.size() != passage_.ranks) return;
     SumTask task{spec()->dtype, spec()->op, spec()->divisor, {}, result_};
     for (auto& [rank, bytes] : pieces_) task.inputs.push_back(bytes);
     have_[0] = 1;
@@ -243,8 +242,7 @@ void Operation::done(std::uint32_t task) {
 }
 
 void Operation::finish_when_complete() {
-  const bool complete =
-      std::all_of(have_.begin(), have_.end(), [](auto have) { return have == 2; });
+  const bool complete = std::ranges::all_of(have_, [](auto have) { return have == 2; });
   if (!complete || effects_.finished || ending_) return;
   if (!has_output() || in_place_ || result_.empty()) {
     effects_.finished = true;
@@ -258,7 +256,7 @@ void Operation::finish_when_complete() {
 void Operation::value_arrived(std::uint32_t from, const std::vector<Buffer>& parts) {
   if (place_.rank != 0) return refuse(from, "a value was sent to another rank than 0");
   values_.emplace(from, from_parts(parts));
-  if (values_.size() != place_.names.size()) return;
+  if (values_.size() != members().size()) return;
   std::vector<wire::Payload> in_rank_order;
   for (auto& [rank, value] : values_) in_rank_order.push_back(std::move(value));
   values_.clear();
@@ -275,7 +273,7 @@ void Operation::combined(std::variant<wire::Payload, Error> result) {
 
 void Operation::to_others(const decltype(Frame::content)& content,
                           const std::vector<Buffer>& parts) {
-  for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
+  for (std::uint32_t rank = 0; rank < members().size(); ++rank) {
     if (rank != place_.rank) effects_.outgoing.push_back({rank, content, parts});
   }
 }

@@ -14,8 +14,8 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/progress.h"
+#include "collective/epoch_members.h"
 #include "collective/exchange.h"
-#include "collective/hosts.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
 #include "collective/pipeline_operation.h"
@@ -76,11 +76,7 @@ class Operation {
   // Where it runs.
   struct Place {
     std::uint32_t rank = 0;
-    std::vector<std::string> names;  // of all members, in rank order
-    bool one_host = false;
-    std::shared_ptr<const Hosts> hosts = {};  // of the ranks; null: one host
-    // Each rank is a host of its own, for an exchange without shared memory.
-    std::shared_ptr<const Hosts> alone = {};
+    SharedMembers members;
     MutableBuffer residual = {};  // of compression between hosts, or empty
   };
   struct Outgoing {
@@ -88,10 +84,7 @@ class Operation {
     decltype(Frame::content) content;
     std::vector<Buffer> parts;
   };
-  struct Task {
-    std::uint32_t id = 0;
-    Work work;
-  };
+  using Task = Exchange::Task;
   // The work after an event; taken by the engine.
   struct Effects {
     std::vector<Outgoing> outgoing;
@@ -147,17 +140,18 @@ class Operation {
   // Its number in shared memory; 0: it does not use shared memory.
   std::uint64_t shared() const { return shared_; }
   // Whether it can pass through shared memory, if rank 0 says so.
-  bool may_share() const { return place_.one_host || spec()->kind == Kind::all_reduce; }
-  // An operation of so many members as the pipeline of this rank's host carries it out.
-  static PipelineOperation pipeline_operation(const OpSpec& spec, std::size_t members,
-                                              const Hosts* hosts, std::uint32_t rank);
+  bool may_share() const { return members().one_host || spec()->kind == Kind::all_reduce; }
+  // The operation as a task for the pipeline of this rank's host.
+  static PipelineOperation pipeline_operation(const OpSpec& spec, const EpochMembers& members,
+                                              std::uint32_t rank);
 
  private:
   bool has_output() const { return spec() != nullptr && request_.options.output; }
   bool is_all_reduce() const { return spec()->kind == Kind::all_reduce; }
   std::size_t partial_size() const { return tensor::item_size(partial_dtype(spec()->dtype)); }
-  bool shares_hosts() const { return place_.hosts != nullptr && place_.hosts->share_memory(); }
-  const std::string& name_of(std::uint32_t rank) const { return place_.names[rank]; }
+  const EpochMembers& members() const { return *place_.members; }
+  bool shares_hosts() const { return members().hosts.share_memory(); }
+  const std::string& name_of(std::uint32_t rank) const { return members()[rank].name; }
   template <class Bytes>
   Bytes bytes_of(const Bytes& whole, const Range& range) const {
     return whole.slice(range.begin * item_size_, range.count() * item_size_);
@@ -183,13 +177,11 @@ class Operation {
   static constexpr bool is_of_exchange(std::uint32_t task) { return task % 2 == 1; }
   static Passage passage_of_host(const OpSpec& spec, const Hosts& hosts, std::uint32_t host);
   Passage passage_of_host() const {
-    return passage_of_host(*spec(), *place_.hosts, place_.hosts->of[place_.rank]);
+    return passage_of_host(*spec(), members().hosts, members().hosts.of[place_.rank]);
   }
   Range slice_of(std::uint32_t lane, std::uint64_t chunk) const;
   // The hosts of the exchange.
-  const Hosts& hosts() const {
-    return shared_ != 0 && place_.hosts ? *place_.hosts : *place_.alone;
-  }
+  const Hosts& hosts() const { return shared_ != 0 ? members().hosts : members().alone; }
   bool is_guest() const { return hosts().is_guest(place_.rank); }
   Schedule schedule() const;
   bool in_trees() const { return schedule() == Schedule::tree; }
@@ -243,7 +235,6 @@ class Operation {
   bool awaits_inputs_ = false;  // all of them, before anything is sent
   bool sent_ = false;           // its own pieces, of a collective other than allreduce
   bool ending_ = false;
-  bool reducing_ = false;
   // Of each part of the result (a chain, a slice for a guest, a sender's piece): 0 nothing, 1 being
   // put in place, 2 there.
   std::vector<std::uint8_t> have_;

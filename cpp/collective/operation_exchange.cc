@@ -21,21 +21,22 @@ Passage Operation::passage_of_host(const OpSpec& spec, const Hosts& hosts, std::
   return passage;
 }
 
-PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t members,
-                                                const Hosts* hosts, std::uint32_t rank) {
+PipelineOperation Operation::pipeline_operation(const OpSpec& spec, const EpochMembers& members,
+                                                std::uint32_t rank) {
+  const Hosts& hosts = members.hosts;
   PipelineOperation operation;
   operation.dtype = spec.dtype;
   operation.op = spec.op;
   operation.divisor = spec.divisor;
   if (!spec.contributors.empty()) operation.contributors = spec.contributors;
-  operation.passage = spec.passage(members);
-  if (hosts == nullptr || !hosts->share_memory()) return operation;
+  operation.passage = spec.passage(members.size());
+  if (!hosts.share_memory()) return operation;
   operation.exchanged = true;
   operation.divisor = 1;
-  operation.passage = passage_of_host(spec, *hosts, hosts->of[rank]);
+  operation.passage = passage_of_host(spec, hosts, hosts.of[rank]);
   if (!operation.contributors) return operation;
   operation.contributors->clear();  // their places on this host
-  const std::vector<std::uint32_t>& here = hosts->ranks[hosts->of[rank]];
+  const std::vector<std::uint32_t>& here = hosts.ranks[hosts.of[rank]];
   for (std::uint32_t place = 0; place < here.size(); ++place) {
     if (spec.contributes(here[place])) operation.contributors->push_back(place);
   }
@@ -44,7 +45,7 @@ PipelineOperation Operation::pipeline_operation(const OpSpec& spec, std::size_t 
 
 Schedule Operation::schedule() const {
   return schedule_for(spec()->count() * partial_size(), hosts().count(),
-                      spec()->compression != Compression::none, shared_ == 0 && place_.one_host);
+                      spec()->compression != Compression::none, shared_ == 0 && members().one_host);
 }
 
 // The chains of a lane: in shared memory, its slices of the chunks.
@@ -73,8 +74,7 @@ void Operation::begin_exchange() {
   plan.op = spec()->op;
   plan.divisor = spec()->divisor;
   plan.lent = shared_ == 0 && request_.options.lent && sum_of_inputs_.empty();
-  const bool several = place_.hosts != nullptr && place_.hosts->count() > 1;
-  if (several) plan.compression = spec()->compression;
+  if (members().hosts.count() > 1) plan.compression = spec()->compression;
   if (shared_ == 0) have_.assign(plan.chains.size(), 0);
   exchange_.emplace(std::move(plan), shared_ == 0 ? result_ : MutableBuffer(), place_.residual,
                     memory_);

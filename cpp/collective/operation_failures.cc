@@ -74,9 +74,10 @@ void Operation::fail(Error error, bool local) {
 
 std::vector<std::string> Operation::waiting_for() const {
   std::vector<std::string> names;
-  const auto all_but = [&](const auto& arrived) {
-    for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
-      if (!arrived.contains(rank)) names.push_back(name_of(rank));
+  const auto all_but = [&](const auto& arrived, bool pieces = false) {
+    for (std::uint32_t rank = 0; rank < members().size(); ++rank) {
+      const bool sends = !pieces || passes(passage_, rank, place_.rank);
+      if (sends && !arrived.contains(rank)) names.push_back(name_of(rank));
     }
     return names;
   };
@@ -105,13 +106,7 @@ std::vector<std::string> Operation::waiting_for() const {
     }
     return names;
   }
-  if (!uses_messages_ || is_all_reduce()) return {};
-  for (std::uint32_t rank = 0; rank < place_.names.size(); ++rank) {
-    if (passes(passage_, rank, place_.rank) && !pieces_.contains(rank)) {
-      names.push_back(name_of(rank));
-    }
-  }
-  return names;
+  return uses_messages_ && !is_all_reduce() ? all_but(pieces_, true) : names;
 }
 
 }  // namespace moolink::collective

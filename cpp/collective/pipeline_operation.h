@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -19,7 +21,7 @@ struct LentPlace {
 };
 
 // Operation s of a SharedPipeline. Every rank starts operations in the order of s. The fields that
-// fingerprint() covers are the same on every rank.
+// fingerprint() covers are the same on every rank. Engine::start() has checked the others.
 struct PipelineOperation {
   std::uint64_t s = 0;
   Passage passage;
@@ -42,16 +44,29 @@ struct PipelineOperation {
   LentPlace lent = {};
   bool abandoned = false;  // before its start, so it has no memory
 
-  bool contributes(std::uint32_t rank) const;
+  bool contributes(std::uint32_t rank) const {
+    return !contributors || std::ranges::binary_search(*contributors, rank);
+  }
   // The output is the only input's memory.
   bool in_place() const {
     return inputs.size() == 1 && !output.empty() && inputs.front().data() == output.data();
   }
-  // A hash of all that the ranks must agree on.
-  std::uint64_t fingerprint() const;
+  // A hash of all that the ranks must agree on: FNV-1a over words.
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = 0xcbf29ce484222325ULL;
+    const auto add = [&hash](std::uint64_t word) { hash = (hash ^ word) * 0x100000001b3ULL; };
+    add(static_cast<std::uint64_t>(passage.kind));
+    add(passage.root);
+    add(passage.count);
+    add(static_cast<std::uint64_t>(dtype));
+    add(static_cast<std::uint64_t>(op));
+    add(std::bit_cast<std::uint64_t>(divisor));
+    add(passage.owners);
+    add(exchanged ? 1 : 0);
+    add(contributors ? 1 : 0);
+    for (const std::uint32_t rank : contributors.value_or(std::vector<std::uint32_t>())) add(rank);
+    return hash;
+  }
 };
-
-// Throws Exception{invalid_argument} if this rank cannot start it.
-void check(const PipelineOperation& operation, std::uint32_t ranks, std::uint32_t rank);
 
 }  // namespace moolink::collective

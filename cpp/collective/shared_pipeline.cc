@@ -15,17 +15,11 @@ namespace {
 // Set in the offset of lent memory if the output is elsewhere.
 constexpr std::uint64_t kInputOnly = std::uint64_t{1} << 63;
 
-[[noreturn]] void refuse(const std::string& why) {
-  throw Exception(ErrorCode::invalid_argument, "shared pipeline: " + why);
-}
-
 }  // namespace
 
 SharedPipeline::SharedPipeline(PipelineSegment segment, std::uint32_t rank, Allocator& memory,
                                LentMemory lent)
-    : segment_(std::move(segment)), rank_(rank), memory_(memory), lent_(std::move(lent)) {
-  if (rank >= layout().ranks) refuse("rank " + std::to_string(rank) + " is not in the layout");
-}
+    : segment_(std::move(segment)), rank_(rank), memory_(memory), lent_(std::move(lent)) {}
 
 // Where the rank of a move has its data: in its window, or in its lent memory.
 const std::byte* SharedPipeline::part_of(Stage stage, const Running& running, std::uint64_t chunk,
@@ -66,10 +60,10 @@ void SharedPipeline::find_lent(Running& running) const {
 
 void SharedPipeline::start(PipelineOperation operation) {
   if (operation.s != started_ + 1) {
-    refuse("operation " + std::to_string(operation.s) + " started after " +
-           std::to_string(started_));
+    throw Exception(ErrorCode::invalid_argument, "shared pipeline: operation " +
+                                                     std::to_string(operation.s) +
+                                                     " started after " + std::to_string(started_));
   }
-  check(operation, layout().ranks, rank_);
   started_ = operation.s;
   Running running;
   running.first = last_chunk_ + 1;
@@ -334,7 +328,7 @@ SumTask SharedPipeline::sum_of_inputs(const Running& running, const Cursor& curs
     task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
   }
   if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
-    std::reverse(task.inputs.begin(), task.inputs.end());
+    std::ranges::reverse(task.inputs);
   }
   return task;
 }

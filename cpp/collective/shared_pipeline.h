@@ -38,13 +38,12 @@ class SharedPipeline {
     Buffer elements;
   };
 
-  // Throws Exception{invalid_argument} if the segment has no such rank. `memory` is for sums, and
-  // must outlive this.
+  // `memory` is for sums, and must outlive this.
   SharedPipeline(PipelineSegment segment, std::uint32_t rank, Allocator& memory,
                  LentMemory lent = {});
 
-  // Throws Exception{invalid_argument} for an invalid operation. Keeps references to the memory
-  // until Ended.
+  // Keeps references to the memory until Ended. Throws Exception{invalid_argument} if the operation
+  // before it has not started: its chunks would have other numbers than at other ranks.
   void start(PipelineOperation operation);
   // Abandons this rank's part: its memory is neither read nor written from now on, and the outcome
   // is meaningless at ranks that did not have all data yet. The operation still passes through.

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "device/current.h"
 #include "device/devices.h"
 
 namespace moolink::device {

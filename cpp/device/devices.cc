@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/round_up.h"
 #include "base/streaming_copy.h"
 #include "base/time.h"
-#include "device/current.h"
 
 namespace moolink::device {
 namespace {
@@ -37,26 +37,50 @@ bool is_cuda(const tensor::Device& device) {
 
 bool is_on_device(const tensor::Device& device) { return device.type == kCuda; }
 
+std::string device_text(int device) { return tensor::Device{kCuda, device}.name(); }
+
+Devices::Current::Current(Devices& devices, int device) : driver(devices.driver_) {
+  devices.check(driver.context_push(devices.context(device)), device, "making its context current");
+}
+
+Devices::Current::~Current() {
+  ContextHandle popped = nullptr;
+  driver.context_pop(&popped);
+}
+
+template <class Handle, class Create>
+Handle Devices::take(int device, std::vector<Handle> Device::* idle, const char* what,
+                     Create&& create) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto& handles = devices_[static_cast<std::size_t>(device)].*idle;
+    if (!handles.empty()) {
+      Handle handle = handles.back();
+      handles.pop_back();
+      return handle;
+    }
+  }
+  Handle handle = nullptr;
+  check(create(&handle), device, what);
+  return handle;
+}
+
+template <class Handle>
+void Devices::give_back(int device, std::vector<Handle> Device::* idle, Handle handle) {
+  const std::lock_guard lock(mutex_);
+  (devices_[static_cast<std::size_t>(device)].*idle).push_back(handle);
+}
+
 // One of the device's events, with its context current.
 class Devices::Event {
  public:
-  Event(Devices& devices, int device) : devices_(devices), device_(device) {
-    {
-      const std::lock_guard lock(devices.mutex_);
-      auto& idle = devices.devices_[static_cast<std::size_t>(device)].idle_events;
-      if (!idle.empty()) {
-        handle_ = idle.back();
-        idle.pop_back();
-        return;
-      }
-    }
-    devices.check(devices.driver_.event_create(&handle_, kEventDisableTiming | kEventBlockingSync),
-                  device, "making an event");
-  }
-  ~Event() {
-    const std::lock_guard lock(devices_.mutex_);
-    devices_.devices_[static_cast<std::size_t>(device_)].idle_events.push_back(handle_);
-  }
+  Event(Devices& devices, int device)
+      : devices_(devices),
+        device_(device),
+        handle_(devices.take(device, &Device::idle_events, "making an event", [&](auto* made) {
+          return devices.driver_.event_create(made, kEventDisableTiming | kEventBlockingSync);
+        })) {}
+  ~Event() { devices_.give_back(device_, &Device::idle_events, handle_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
@@ -77,17 +101,15 @@ class Devices::Event {
  private:
   Devices& devices_;
   const int device_;
-  EventHandle handle_ = nullptr;
+  const EventHandle handle_;
 };
 
 // Transfers of one direction, in chunks through pinned slots: while the device copies one chunk,
 // the processor copies another. Small transfers share a chunk.
 class Devices::Pipeline {
  public:
-  enum class Direction { to_host, to_device };
-
-  Pipeline(Devices& devices, int device, StreamHandle stream, Direction direction)
-      : devices_(devices), device_(device), stream_(stream), direction_(direction) {}
+  Pipeline(Devices& devices, int device, StreamHandle stream, bool to_host)
+      : devices_(devices), device_(device), stream_(stream), to_host_(to_host) {}
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
   ~Pipeline() {
@@ -100,7 +122,7 @@ class Devices::Pipeline {
 
   void run(std::span<const Transfer> transfers, std::size_t total) {
     total_ = total;
-    chunk_bytes_ = std::clamp((total / kChunks + kAlignment - 1) / kAlignment * kAlignment,
+    chunk_bytes_ = std::clamp(round_up(total / kChunks, kAlignment),
                               std::min(kSmallestChunk, devices_.staging_.slot_bytes()),
                               devices_.staging_.slot_bytes());
     for (const Transfer& transfer : transfers) {
@@ -147,21 +169,19 @@ class Devices::Pipeline {
 
   void put(const Transfer& piece) {
     std::byte* place = open_->slot + open_->used;
-    if (direction_ == Direction::to_host) {
+    if (to_host_) {
       enqueue(place, piece.from, piece.bytes);
       open_->leaving.push_back({place, piece.to, piece.bytes});
     } else {
       std::memcpy(place, piece.from, piece.bytes);
       enqueue(piece.to, place, piece.bytes);
     }
-    open_->used += (piece.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    open_->used += round_up(piece.bytes, kAlignment);
   }
 
   void enqueue(std::byte* to, const std::byte* from, std::size_t bytes) {
-    const char* what =
-        direction_ == Direction::to_host ? "copying to the host" : "copying to the device";
     devices_.check(devices_.driver_.copy(address(to), address(from), bytes, stream_), device_,
-                   what);
+                   to_host_ ? "copying to the host" : "copying to the device");
   }
 
   void submit() {
@@ -192,7 +212,7 @@ class Devices::Pipeline {
   Devices& devices_;
   const int device_;
   const StreamHandle stream_;
-  const Direction direction_;
+  const bool to_host_;
   std::size_t total_ = 0;
   std::size_t chunk_bytes_ = 0;
   std::deque<Chunk> chunks_;  // the oldest first
@@ -201,7 +221,7 @@ class Devices::Pipeline {
 
 // --- Stream
 
-Stream::~Stream() { devices_.release_stream(device_, handle_); }
+Stream::~Stream() { devices_.give_back(device_, &Devices::Device::idle_streams, handle_); }
 
 void Stream::follow(void* producer) {
   const Devices::Current current(devices_, device_);
@@ -226,11 +246,11 @@ void Stream::copy(std::span<const Transfer> transfers, bool to_host) {
   const std::size_t total = total_of(transfers);
   if (total == 0) return;
   const Devices::Current current(devices_, device_);
-  using Direction = Devices::Pipeline::Direction;
-  Devices::Pipeline(devices_, device_, handle_, to_host ? Direction::to_host : Direction::to_device)
-      .run(transfers, total);
-  (to_host ? devices_.bytes_to_host_ : devices_.bytes_to_device_) += total;
-  ++(to_host ? devices_.copies_to_host_ : devices_.copies_to_device_);
+  Devices::Pipeline(devices_, device_, handle_, to_host).run(transfers, total);
+  const std::lock_guard lock(devices_.mutex_);
+  Counters& counters = devices_.counters_;
+  (to_host ? counters.bytes_to_host : counters.bytes_to_device) += total;
+  ++(to_host ? counters.copies_to_host : counters.copies_to_device);
 }
 
 void Stream::copy_within_device(std::span<const Transfer> transfers) {
@@ -250,18 +270,13 @@ void Stream::copy_within_device(std::span<const Transfer> transfers) {
     devices_.driver_.stream_synchronize(handle_);  // it must not write when others have the memory
     throw;
   }
-  devices_.bytes_within_device_ += total;
+  const std::lock_guard lock(devices_.mutex_);
+  devices_.counters_.bytes_within_device += total;
 }
 
 // --- Devices
 
 namespace {
-
-std::byte* allocate_pinned(const Driver& driver, std::size_t bytes) {
-  void* memory = nullptr;
-  if (driver.host_allocate(&memory, bytes, kHostAllocPortable) != kSuccess) return nullptr;
-  return static_cast<std::byte*>(memory);
-}
 
 // Off by default: no hardware has proven it.
 bool sharing_is_wanted() {
@@ -274,10 +289,7 @@ std::atomic<Devices*> used{nullptr};
 }  // namespace
 
 Devices::Devices(const Driver& driver, StagingOptions staging, bool share)
-    : driver_(driver),
-      pid_(getpid()),
-      share_(share),
-      staging_(staging, [&driver](std::size_t bytes) { return allocate_pinned(driver, bytes); }) {
+    : driver_(driver), pid_(getpid()), share_(share), staging_(driver, staging) {
   Status status = driver.init(0);
   if (status == kSuccess) status = driver.device_count(&count_);
   if (status != kSuccess) {
@@ -287,16 +299,11 @@ Devices::Devices(const Driver& driver, StagingOptions staging, bool share)
 }
 
 Devices& Devices::process() {
-  // Not a single initialised static: after an error the next call tries again.
-  static std::mutex& mutex = *new std::mutex();
-  Devices* devices = used;
-  if (devices == nullptr) {
-    const std::lock_guard lock(mutex);
-    if (used == nullptr) used = new Devices(load_driver(), {}, sharing_is_wanted());
-    devices = used;
-  }
-  devices->check_process();
-  return *devices;
+  // After an error, the next call tries again.
+  static Devices& devices = *new Devices(load_driver(), {}, sharing_is_wanted());
+  used = &devices;
+  devices.check_process();
+  return devices;
 }
 
 Devices* Devices::process_if_used() { return used; }
@@ -346,36 +353,21 @@ std::shared_ptr<Stream> Devices::stream(int device) {
       return stream;
     }
   }
-  auto stream = std::make_shared<Stream>(*this, device, take_stream(device));
+  const Current current(*this, device);
+  auto stream = std::make_shared<Stream>(
+      *this, device, take(device, &Device::idle_streams, "making a stream", [&](auto* made) {
+        return driver_.stream_create(made, kStreamNonBlocking);
+      }));
   held.devices = this;
   held.stream = stream;
   return stream;
 }
 
-StreamHandle Devices::take_stream(int device) {
-  const Current current(*this, device);
-  {
-    const std::lock_guard lock(mutex_);
-    auto& idle = devices_[static_cast<std::size_t>(device)].idle_streams;
-    if (!idle.empty()) {
-      StreamHandle stream = idle.back();
-      idle.pop_back();
-      return stream;
-    }
-  }
-  StreamHandle stream = nullptr;
-  check(driver_.stream_create(&stream, kStreamNonBlocking), device, "making a stream");
-  return stream;
-}
-
-void Devices::release_stream(int device, StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
-  devices_[static_cast<std::size_t>(device)].idle_streams.push_back(stream);
-}
-
 Counters Devices::counters() const {
-  return {bytes_to_host_,    bytes_to_device_,        copies_to_host_,
-          copies_to_device_, staging_.pinned_bytes(), bytes_within_device_};
+  const std::lock_guard lock(mutex_);
+  Counters counters = counters_;
+  counters.pinned_bytes = staging_.pinned_bytes();
+  return counters;
 }
 
 }  // namespace moolink::device

@@ -39,13 +39,13 @@ struct Transfer {
   std::size_t bytes = 0;
 };
 
-// Since the process began.
+// Of copies since the process began; the pinned bytes are those of now.
 struct Counters {
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;
   std::uint64_t copies_to_host = 0;  // waits for a device, each for one or more transfers
   std::uint64_t copies_to_device = 0;
-  std::uint64_t pinned_bytes = 0;         // now
+  std::uint64_t pinned_bytes = 0;
   std::uint64_t bytes_within_device = 0;  // captured in a device's own memory
 };
 
@@ -57,6 +57,8 @@ struct DeviceMemory {
 };
 
 class Devices;
+
+std::string device_text(int device);  // "cuda:0"
 
 // A copy stream of a device, owned by its holder. Members may be called on any thread; they need no
 // GIL and block without it. They throw Exception{error}, which names the device and CUDA's error.
@@ -142,7 +144,15 @@ class Devices {
     std::optional<std::string> sharing_refusal;
     int failed_trials = 0;
   };
-  class Current;  // makes a device's context the thread's
+  // Makes a device's context the thread's while it lives. Throws Exception{error}.
+  struct Current {
+    Current(Devices& devices, int device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+    const Driver& driver;
+  };
   class Event;
   class Pipeline;
 
@@ -153,23 +163,22 @@ class Devices {
   void try_sharing(int device);
   DeviceMemory create(int device, std::size_t bytes);
   DeviceMemory place(int device, MemoryHandle handle, std::size_t bytes);
-  StreamHandle take_stream(int device);
-  void release_stream(int device, StreamHandle stream);
+  // A stream or an event of the device, made by `create` if none is idle; with its context current.
+  template <class Handle, class Create>
+  Handle take(int device, std::vector<Handle> Device::* idle, const char* what, Create&& create);
+  template <class Handle>
+  void give_back(int device, std::vector<Handle> Device::* idle, Handle handle);
 
   const Driver& driver_;
   const pid_t pid_;
   const bool share_;
   int count_ = 0;
   Staging staging_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   HeldOverForks over_forks_{mutex_};
   std::vector<Device> devices_;
+  Counters counters_;  // without the pinned bytes
   std::atomic<std::uint64_t> receiving_{0};
-  std::atomic<std::uint64_t> bytes_to_host_{0};
-  std::atomic<std::uint64_t> bytes_to_device_{0};
-  std::atomic<std::uint64_t> copies_to_host_{0};
-  std::atomic<std::uint64_t> copies_to_device_{0};
-  std::atomic<std::uint64_t> bytes_within_device_{0};
 };
 
 }  // namespace moolink::device

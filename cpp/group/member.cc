@@ -70,7 +70,7 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
   suspected->second.since = now;
   if (first) suspected->second.probe_at = now + config_.probe_every;
   announce_soon(now);
-  const MemberInfo* member = view_.find(instance);
+  const MemberInfo* member = view_->find(instance);
   if (member == nullptr) return;
   lost_.insert(instance);
   if (first && broker_.empty()) {
@@ -108,7 +108,8 @@ std::vector<Uid> Member::gaps() const {
 // peer outside the view, so such a suspicion lapses.
 void Member::forget_old_suspicions(Time now) {
   const auto lapsed = std::erase_if(unreachable_, [&](const auto& item) {
-    return view_.find(item.first) == nullptr && now - item.second.since >= config_.suspicion_memory;
+    return view_->find(item.first) == nullptr &&
+           now - item.second.since >= config_.suspicion_memory;
   });
   if (lapsed != 0) announce_soon(now);
 }
@@ -116,7 +117,7 @@ void Member::forget_old_suspicions(Time now) {
 // Without messages to a member, its return would go unnoticed.
 void Member::probe(Time now) {
   for (auto& [instance, unreachable] : unreachable_) {
-    const MemberInfo* member = view_.find(instance);
+    const MemberInfo* member = view_->find(instance);
     if (member == nullptr || unreachable.dead || now < unreachable.probe_at) continue;
     unreachable.probe_at = now + config_.probe_every;
     actions_.push_back(
@@ -132,14 +133,14 @@ void Member::announce(Time now) {
   message.self = config_.self;
   message.stateful = config_.stateful;
   message.has_state = !config_.stateful || has_state_;
-  message.lineage = view_.lineage;
-  if (!view_.empty()) message.lineage_age = now - lineage_began_;
-  message.epoch = view_.epoch;
+  message.lineage = view_->lineage;
+  if (!view_->empty()) message.lineage_age = now - lineage_began_;
+  message.epoch = view_->epoch;
   message.floor = floor_;
   message.evict_after = config_.evict_after;
   message.suspected = suspected(now);
   message.gaps = gaps();
-  if (send_view_ && !view_.empty()) message.view = view_;
+  if (send_view_ && !view_->empty()) message.view = *view_;
   send_view_ = false;
   wire::lie("announce.epoch", message.epoch);
   wire::lie("announce.floor", message.floor);
@@ -154,19 +155,19 @@ void Member::received(Time now, const Uid& from, std::span<const std::byte> byte
   const auto message = wire::decode<Message>(bytes);
   if (left_ || message.group != config_.group) return;
   if (const auto* stale = std::get_if<Stale>(&message.body)) {
-    return on_view(now, from, stale->view, stale->lineage_age);
+    return on_view(now, from, *stale);
   }
   if (const auto* made = std::get_if<NewEpoch>(&message.body)) {
-    return on_view(now, from, made->view, made->lineage_age);
+    return on_view(now, from, *made);
   }
   if (from != broker_) return;  // a broker that this peer gave up
   if (const auto* expel = std::get_if<Expel>(&message.body)) {
-    if (expel->epoch == view_.epoch && !view_.empty()) {
+    if (expel->epoch == view_->epoch && !view_->empty()) {
       floor_ = std::max(floor_, expel->floor);
       evicted(now, "the group goes on without this peer");
     }
   } else if (const auto* refused = std::get_if<Refused>(&message.body)) {
-    if (view_.empty() && refusal_ != refused->reason) {
+    if (view_->empty() && refusal_ != refused->reason) {
       refusal_ = refused->reason;
       say(LogLevel::warning, "not let in yet: " + refusal_);
     }
@@ -183,10 +184,11 @@ constexpr std::uint64_t kMostRaised = std::uint64_t{1} << 32;
 // But a member that forges one must not raise the floor permanently.
 bool Member::believes(const Uid& from, const View& view) const {
   if (from == broker_) return true;
-  return !view_.empty() && view.epoch - std::min(view.epoch, floor_) <= kMostRaised;
+  return !view_->empty() && view.epoch - std::min(view.epoch, floor_) <= kMostRaised;
 }
 
-void Member::on_view(Time now, const Uid& from, const View& view, Duration lineage_age) {
+void Member::on_view(Time now, const Uid& from, const NewEpoch& made) {
+  const View& view = made.view;
   if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
   if (!believes(from, view)) return;
   if (view.has_duplicates()) return;  // no broker makes such a view
@@ -194,32 +196,32 @@ void Member::on_view(Time now, const Uid& from, const View& view, Duration linea
   if (self == nullptr && mutant("evict_self_late")) return;
   floor_ = view.epoch;
   if (self == nullptr) {
-    if (!view_.empty()) evicted(now, describe(view) + " is without this peer");
+    if (!view_->empty()) evicted(now, describe(view) + " is without this peer");
     return;
   }
-  const bool same_lineage = view.lineage == view_.lineage;
+  const bool same_lineage = view.lineage == view_->lineage;
   if (!same_lineage || (self->role == Role::newcomer && self->since > state_epoch_)) {
     has_state_ = has_state_ && mutant("zombie_keeps_state");
   }
-  const Time told = began(now, lineage_age);
+  const Time told = began(now, made.lineage_age);
   lineage_began_ = same_lineage ? std::min(lineage_began_, told) : told;
-  view_ = view;
+  view_ = std::make_shared<const View>(view);
   // Messages in the new epoch to a member that is not reached yet may be lost, too.
   std::erase_if(lost_, [this](const Uid& instance) {
-    return !unreachable_.contains(instance) || view_.find(instance) == nullptr;
+    return !unreachable_.contains(instance) || view_->find(instance) == nullptr;
   });
   refusal_.clear();
   const bool held = view.soft && hold_;
-  if (!held) active_ = view;
-  std::erase_if(stale_sent_, [&](const auto& item) { return view_.find(item.first) == nullptr; });
+  if (!held) active_ = view_;
+  std::erase_if(stale_sent_, [&](const auto& item) { return view_->find(item.first) == nullptr; });
   actions_.push_back(NewView{view_, !held});
   announce_soon(now);
 }
 
 void Member::evicted(Time now, std::string_view why) {
-  const std::uint64_t epoch = view_.epoch;
-  view_ = {};
-  active_ = {};
+  const std::uint64_t epoch = view_->epoch;
+  view_ = no_view();
+  active_ = no_view();
   lost_.clear();
   has_state_ = has_state_ && mutant("zombie_keeps_state");
   stale_sent_.clear();
@@ -232,21 +234,21 @@ void Member::evicted(Time now, std::string_view why) {
 FrameEpoch Member::check_frame(Time now, const Uid& from, std::string_view from_name,
                                std::uint64_t epoch) {
   notice(now);
-  if (epoch == active_.epoch && active()) {
-    return active_.find(from) != nullptr ? FrameEpoch::current : FrameEpoch::older;
+  if (epoch == active_->epoch && active()) {
+    return active_->find(from) != nullptr ? FrameEpoch::current : FrameEpoch::older;
   }
-  if (epoch == view_.epoch && !view_.empty()) return FrameEpoch::pending;
+  if (epoch == view_->epoch && !view_->empty()) return FrameEpoch::pending;
   if (epoch > floor_) {
     announce_soon(now);  // the broker answers with the view
     return FrameEpoch::newer;
   }
   if (mutant("apply_stale_frames")) return FrameEpoch::current;
   // A peer outside all views knows nothing newer than the broker.
-  if (view_.empty() || left_) return FrameEpoch::older;
+  if (view_->empty() || left_) return FrameEpoch::older;
   const auto [sent, first] = stale_sent_.try_emplace(from, now);
   if (first || now - sent->second >= config_.stale_every) {
     sent->second = now;
-    Stale answer{view_, now - lineage_began_};
+    Stale answer{*view_, now - lineage_began_};
     actions_.push_back(SendToMember{from, std::string(from_name),
                                     wire::encode(Message{config_.group, std::move(answer)})});
   }
@@ -262,8 +264,8 @@ void Member::leave(Time now) {
     actions_.push_back(SendToBroker{wire::encode(Message{config_.group, Leave{}})});
   }
   left_ = true;
-  view_ = {};
-  active_ = {};
+  view_ = no_view();
+  active_ = no_view();
   has_state_ = false;
 }
 
@@ -288,11 +290,11 @@ void Member::set_evict_after(Time now, Duration evict_after) {
 
 void Member::activate(Time now, std::uint64_t epoch) {
   notice(now);
-  if (view_.epoch == epoch && !view_.empty()) active_ = view_;
+  if (view_->epoch == epoch && !view_->empty()) active_ = view_;
 }
 
 void Member::set_has_state(Time now, bool has_state) {
-  state_epoch_ = view_.epoch;
+  state_epoch_ = view_->epoch;
   if (has_state_ == has_state) return;
   has_state_ = has_state;
   announce_soon(now);
@@ -300,21 +302,21 @@ void Member::set_has_state(Time now, bool has_state) {
 
 void Member::ask_demotion(Time now, const Uid& instance) {
   notice(now);
-  if (left_ || broker_.empty() || view_.find(instance) == nullptr) return;
+  if (left_ || broker_.empty() || view_->find(instance) == nullptr) return;
   actions_.push_back(
-      SendToBroker{wire::encode(Message{config_.group, Demote{view_.epoch, instance}})});
+      SendToBroker{wire::encode(Message{config_.group, Demote{view_->epoch, instance}})});
 }
 
 std::string Member::waiting_for() const {
   if (left_) return {};
   const std::string group = "group '" + config_.group + "' ";
-  if (view_.empty()) {
+  if (view_->empty()) {
     if (broker_.empty()) return group + "waits for its broker";
     if (!refusal_.empty()) return group + "waits to be let in: " + refusal_;
     return group + "waits to be let in by the broker";
   }
   if (!broker_.empty()) return {};
-  for (const MemberInfo& member : view_.members) {
+  for (const MemberInfo& member : view_->members) {
     if (unreachable_.contains(member.instance)) {
       return group + "lost '" + member.name + "' and waits for the broker to make a new epoch";
     }

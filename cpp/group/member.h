@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "base/down.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/time.h"
 #include "group/messages.h"
@@ -68,7 +68,7 @@ class Member {
     Buffer bytes;
   };
   struct NewView {
-    View view;
+    SharedView view;
     bool active = true;  // false: pending, held until activate()
   };
   struct Evicted {
@@ -108,9 +108,9 @@ class Member {
 
   std::vector<Action> drain() { return std::exchange(actions_, {}); }
 
-  const View& active_view() const { return active_; }  // empty: none
-  const View& view() const { return view_; }           // the newest one, perhaps pending
-  bool active() const { return !active_.empty(); }
+  const SharedView& active_view() const { return active_; }  // empty: none
+  const SharedView& view() const { return view_; }           // the newest one, perhaps pending
+  bool active() const { return !active_->empty(); }
   bool left() const { return left_; }
   bool has_state() const { return has_state_; }
   const MemberConfig& config() const { return config_; }
@@ -133,15 +133,15 @@ class Member {
   void forget_old_suspicions(Time now);
   void probe(Time now);
   bool believes(const Uid& from, const View& view) const;
-  void on_view(Time now, const Uid& from, const View& view, Duration lineage_age);
+  void on_view(Time now, const Uid& from, const NewEpoch& made);
   void evicted(Time now, std::string_view why);
   void say(LogLevel level, std::string text) {
     actions_.push_back(Log{level, "group '" + config_.group + "': " + std::move(text)});
   }
 
   MemberConfig config_;
-  View view_;
-  View active_;
+  SharedView view_ = no_view();
+  SharedView active_ = no_view();
   Time lineage_began_{};
   std::uint64_t floor_ = 0;
   bool has_state_ = false;

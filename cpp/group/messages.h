@@ -75,12 +75,7 @@ struct NewEpoch {
 };
 
 // member -> member, the answer to a frame of an older epoch
-struct Stale {
-  View view;
-  Duration lineage_age{};
-
-  auto fields() { return std::tie(view, lineage_age); }
-};
+struct Stale : NewEpoch {};
 
 // broker -> a peer whose announced epoch continued without it: join again as a new peer.
 struct Expel {

@@ -92,6 +92,10 @@ class Roster {
   void send(const Uid& instance, const std::string& name, Buffer bytes) {
     actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
   }
+  void tell(const Peer& peer, decltype(Message::body) body) {
+    const MemberInfo& self = peer.last.self;
+    send(self.instance, self.name, wire::encode(Message{group_, std::move(body)}));
+  }
   void say(LogLevel level, std::string text) {
     actions_.push_back(Broker::Log{level, "group '" + group_ + "': " + std::move(text)});
   }
@@ -127,7 +131,7 @@ class Roster {
                           const std::vector<Suspect>& suspects) const;
   std::vector<Uid> joiners(const Timing& timing);
   bool admissible(const Timing& timing, const Heard& heard, const Uid& instance, Peer& peer);
-  void refuse(const Timing& timing, const Uid& instance, Peer& peer, std::string reason);
+  void refuse(const Timing& timing, Peer& peer, std::string reason);
 
   // roster.cc: making views
   Role role_of(const Peer& peer) const;

@@ -184,7 +184,7 @@ bool Roster::admissible(const Timing& timing, const Heard& heard, const Uid& ins
   for (const auto& [other, holder] : peers_) {
     if (other == instance || holder.gone || holder.last.self.name != name) continue;
     if (!in_view(other) && holder.order > peer.order) continue;
-    refuse(timing, instance, peer,
+    refuse(timing, peer,
            "the name '" + name + "' is taken by a peer that answers; give each peer its own name");
     return false;
   }
@@ -192,22 +192,22 @@ bool Roster::admissible(const Timing& timing, const Heard& heard, const Uid& ins
     const MemberInfo* member = view_.find(suspicion.instance);
     if (member == nullptr || member->role == Role::observer) continue;
     if (peers_.at(suspicion.instance).gone) continue;  // this view leaves it out
-    refuse(timing, instance, peer, "this peer cannot reach member '" + member->name + "'");
+    refuse(timing, peer, "this peer cannot reach member '" + member->name + "'");
     return false;
   }
   const auto reports = heard.reports.find(instance);
   if (reports == heard.reports.end() || !condemned(heard, reports->second, false)) return true;
-  refuse(timing, instance, peer,
+  refuse(timing, peer,
          "peer '" + reports->second.first->last.self.name +
              "' cannot reach this peer (suspected by " + std::to_string(reports->second.count) +
              " of " + std::to_string(view_.participants()) + " members)");
   return false;
 }
 
-void Roster::refuse(const Timing& timing, const Uid& instance, Peer& peer, std::string reason) {
+void Roster::refuse(const Timing& timing, Peer& peer, std::string reason) {
   if (timing.now < peer.refuse_at) return;
   peer.refuse_at = timing.now + config_.suspect_after;
-  send(instance, peer.last.self.name, wire::encode(Message{group_, Refused{std::move(reason)}}));
+  tell(peer, Refused{std::move(reason)});
 }
 
 }  // namespace moolink::group

@@ -19,8 +19,7 @@ void Roster::end_gathering(const Timing& timing) {
   for (const auto& [instance, peer] : peers_) {
     if (peer.last.epoch == 0) continue;
     if (ended(peer.last)) {
-      send(instance, peer.last.self.name,
-           wire::encode(Message{group_, Expel{peer.last.epoch, floor_}}));
+      tell(peer, Expel{peer.last.epoch, floor_});
       continue;
     }
     const std::tuple key(peer.last.epoch, peer.last.has_state, peer.last.lineage);
@@ -35,7 +34,7 @@ void Roster::end_gathering(const Timing& timing) {
     adopt(timing, *best);
   } else if (Peer& peer = peers_.at(*best); timing.now >= peer.resend_at) {
     peer.resend_at = timing.now + config_.resend_every;
-    send(*best, peer.last.self.name, wire::encode(Message{group_, Resend{}}));
+    tell(peer, Resend{});
   }
 }
 
@@ -98,12 +97,12 @@ void Roster::put_right(const Timing& timing, const Uid& instance) {
       supersede(timing, instance);
     } else if (timing.now >= peer.resend_at) {
       peer.resend_at = timing.now + config_.resend_every;
-      send(instance, last.self.name, wire::encode(Message{group_, Resend{}}));
+      tell(peer, Resend{});
     }
   } else if (in_view(instance)) {
     put_right_member(timing, instance, peer);
   } else if (last.epoch != 0) {
-    send(instance, last.self.name, wire::encode(Message{group_, Expel{last.epoch, view_.epoch}}));
+    tell(peer, Expel{last.epoch, view_.epoch});
   }
 }
 
@@ -117,7 +116,7 @@ void Roster::put_right_member(const Timing& timing, const Uid& instance, Peer& p
     repair_ = true;
   } else if (timing.now >= peer.resend_at) {
     peer.resend_at = timing.now + config_.resend_every;
-    send(instance, peer.last.self.name, wire::encode(Message{group_, new_epoch(timing)}));
+    tell(peer, new_epoch(timing));
   }
 }
 

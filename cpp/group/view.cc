@@ -15,16 +15,16 @@ std::vector<std::string> names_without(const View& view, const View& other) {
   return names;
 }
 
-std::string join(const std::vector<std::string>& names) {
+}  // namespace
+
+std::string joined(const std::vector<std::string>& names, std::string_view quote) {
   std::string text;
   for (const std::string& name : names) {
     if (!text.empty()) text += ", ";
-    text += name;
+    text.append(quote).append(name).append(quote);
   }
   return text;
 }
-
-}  // namespace
 
 bool View::has_duplicates() const {
   std::set<Uid> instances;
@@ -48,16 +48,21 @@ std::optional<std::size_t> View::rank_of(const Uid& instance) const {
   return static_cast<std::size_t>(member - members.data());
 }
 
+bool View::share_host(const Uid& one, const Uid& other) const {
+  const MemberInfo* first = find(one);
+  const MemberInfo* second = find(other);
+  return first != nullptr && second != nullptr && first->host_key &&
+         first->host_key == second->host_key;
+}
+
 std::size_t View::participants() const {
   return static_cast<std::size_t>(std::ranges::count_if(
       members, [](const MemberInfo& member) { return member.role != Role::observer; }));
 }
 
 std::string describe(const View& view) {
-  std::vector<std::string> names;
-  names.reserve(view.members.size());
-  for (const MemberInfo& member : view.members) names.push_back(member.name);
-  return "epoch " + std::to_string(view.epoch) + " (" + kCauses[view.cause] + "): " + join(names);
+  return "epoch " + std::to_string(view.epoch) + " (" + kCauses[view.cause] +
+         "): " + joined(names_without(view, {}));
 }
 
 Error group_changed(std::string_view group, std::string_view operation, const View& before,
@@ -70,10 +75,10 @@ Error group_changed(std::string_view group, std::string_view operation, const Vi
   } else {
     text += ", now it is epoch " + std::to_string(after.epoch) + ": " + kCauses[after.cause];
     if (const auto gone = names_without(before, after); !gone.empty()) {
-      text += "; gone: " + join(gone);
+      text += "; gone: " + joined(gone);
     }
     if (const auto came = names_without(after, before); !came.empty()) {
-      text += "; new: " + join(came);
+      text += "; new: " + joined(came);
     }
   }
   text += ". Call it again in the new epoch.";

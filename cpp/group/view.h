@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -72,11 +73,19 @@ struct View {
   const MemberInfo* find(const Uid& instance) const;
   const MemberInfo* find(std::string_view name) const;
   std::optional<std::size_t> rank_of(const Uid& instance) const;
+  bool share_host(const Uid& one, const Uid& other) const;  // both are members of one host
   // Members and newcomers: the ranks 0 .. participants() - 1, which take part in operations.
   std::size_t participants() const;
 
   auto fields() { return std::tie(epoch, lineage, members, cause, soft); }
 };
+
+// A view that its holders in one process share; the empty view is no_view().
+using SharedView = std::shared_ptr<const View>;
+inline SharedView no_view() { return std::make_shared<const View>(); }
+
+// "a, b"; in quotes: "'a', 'b'".
+std::string joined(const std::vector<std::string>& names, std::string_view quote = "");
 
 // "epoch 7 (peer b died): a, c"
 std::string describe(const View& view);

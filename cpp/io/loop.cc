@@ -34,7 +34,12 @@ Loop::Loop() : ready_(kMaxEvents) {
   }
 }
 
-Loop::~Loop() { abandon(); }
+Loop::~Loop() {
+  // One by one: a callback may own its watch, its timer, or others, which end with it.
+  while (!watches_.empty()) watches_.extract(watches_.begin());
+  while (!timers_.empty()) timers_.extract(timers_.begin());
+  abandon();
+}
 
 void Loop::abandon() noexcept {
   if (epoll_fd_ >= 0) ::close(epoll_fd_);
@@ -42,23 +47,24 @@ void Loop::abandon() noexcept {
   woken_up_.abandon();
 }
 
-Loop::WatchId Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready) {
+Loop::Watch Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> ready) {
   const WatchId id = ++last_id_;
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
   auto shared = std::make_shared<std::function<void(std::uint32_t)>>(std::move(ready));
-  const auto added = watches_.emplace(id, Watch{fd, events, std::move(shared)}).first;
+  const auto added = watches_.emplace(id, Watched{fd, events, std::move(shared)}).first;
   if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
     const int error = errno;
     watches_.erase(added);
     errno = error;
     throw_system_error("epoll_ctl");
   }
-  return id;
+  return Watch(this, End<WatchId>{id});
 }
 
-void Loop::change(WatchId id, std::uint32_t events) {
+void Loop::change(const Watch& watch, std::uint32_t events) {
+  const WatchId id = watch.get_deleter().key;
   const auto it = watches_.find(id);
   if (it == watches_.end() || it->second.events == events) return;
   epoll_event event{};
@@ -69,11 +75,10 @@ void Loop::change(WatchId id, std::uint32_t events) {
   it->second.events = events;
 }
 
-void Loop::unwatch(WatchId id) {
-  const auto it = watches_.find(id);
-  if (it == watches_.end()) return;
-  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, it->second.fd, nullptr);
-  watches_.erase(it);
+void Loop::end(WatchId id) {
+  const auto ended = watches_.extract(id);
+  if (ended.empty()) return;  // the loop is being destroyed
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, ended.mapped().fd, nullptr);
 }
 
 template <class Work>
@@ -91,13 +96,11 @@ Loop::TimerKey Loop::at(Time when, std::function<void()> due) {
   return key;
 }
 
-void Loop::remove(Pollable& pollable) { std::erase(pollables_, &pollable); }
-
 bool Loop::poll_pollables() {
   bool something = false;
   // By index: a pollable may add or remove pollables.
   for (std::size_t i = 0; i < pollables_.size(); ++i) {
-    run([&] { something |= pollables_[i]->poll(); });
+    run([&]() MOOLINK_LOCKED { something |= pollables_[i]->poll(); });
   }
   return something;
 }
@@ -113,7 +116,7 @@ int Loop::prepare(Time until) {
   sleeping_.store(true);
   bool idle = !woken_.exchange(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) {
-    run([&] { idle &= pollables_[i]->prepare_sleep(); });
+    run([&]() MOOLINK_LOCKED { idle &= pollables_[i]->prepare_sleep(); });
   }
   return idle ? timeout_us(until) : 0;
 }
@@ -136,7 +139,7 @@ bool Loop::finish(int count) {
   sleeping_.store(false);
   woken_.store(false);
   for (std::size_t i = 0; i < pollables_.size(); ++i) {
-    run([&] { pollables_[i]->awake(); });
+    run([&]() MOOLINK_LOCKED { pollables_[i]->awake(); });
   }
   bool something = dispatch(count);
   something |= poll_pollables();

@@ -25,7 +25,7 @@ PeerProcess peer_process(int socket) {
   return {credentials.pid, credentials.uid};
 }
 
-std::optional<Descriptor> open_pidfd(int socket) {
+Descriptor open_pidfd(int socket) {
   // Linux 6.5: names the very process that connected, even if its number was reused since.
   int descriptor = -1;
   socklen_t size = sizeof descriptor;
@@ -33,10 +33,8 @@ std::optional<Descriptor> open_pidfd(int socket) {
     return Descriptor(descriptor);
   }
   const pid_t pid = peer_process(socket).pid;
-  if (pid <= 0) return std::nullopt;
-  descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
-  if (descriptor < 0) return std::nullopt;
-  return Descriptor(descriptor);
+  if (pid <= 0) return {};
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 }  // namespace moolink::io

@@ -2,8 +2,6 @@
 
 #include <sys/types.h>
 
-#include <optional>
-
 #include "base/descriptor.h"
 
 namespace moolink::io {
@@ -21,6 +19,6 @@ PeerProcess peer_process(int socket);
 // needs no time-out. Empty if the kernel cannot provide it (old kernel, foreign pid namespace, or
 // the process is gone already): then only the end of file of the socket is known, which is no
 // proof, because a forked child may hold the socket.
-std::optional<Descriptor> open_pidfd(int socket);
+Descriptor open_pidfd(int socket);
 
 }  // namespace moolink::io

@@ -35,7 +35,6 @@ class Limiter {
 
   explicit Limiter(const LimiterOptions& options) : options_(options) {}
 
-  const LimiterOptions& options() const { return options_; }
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
 

@@ -21,6 +21,8 @@ class Rows {
       if (free_.empty()) {
         if (references_.size() > std::numeric_limits<Row>::max()) throw std::bad_alloc();
         row = static_cast<Row>(references_.size());
+        // With room for all rows, release() allocates nothing.
+        if (free_.capacity() <= row) free_.reserve(2 * std::size_t{row} + 1);
         references_.push_back(1);
         continue;
       }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,6 @@ class Uniform final : public Selector {
  public:
   void insert(Slot slot, double) override { slots_.insert(slot); }
   void remove(Slot slot) override { slots_.remove(slot); }
-  void update(std::span<const Slot>, std::span<const double>) override {}
   void choose(Random& random, std::span<Choice> choices) override {
     for (Choice& choice : choices) choice = slots_.any(random);
   }
@@ -56,10 +56,7 @@ class Prioritized final : public Selector {
   explicit Prioritized(double exponent) : exponent_(exponent) {}
 
   void insert(Slot slot, double priority) override {
-    if (slot >= capacity_) {
-      capacity_ = 2 * (slot + std::size_t{1});
-      tree_.resize(capacity_);
-    }
+    tree_.resize(slot + std::size_t{1});
     tree_.set(slot, weight_of(priority, exponent_));
     slots_.insert(slot);
   }
@@ -93,130 +90,49 @@ class Prioritized final : public Selector {
  private:
   double exponent_;
   SumTree tree_;
-  std::size_t capacity_ = 1;
   SlotSet slots_;
   std::vector<double> weights_, points_;
   std::vector<Slot> found_;
 };
 
-// Slots in order of arrival.
-class Line final : public Selector {
+// Slots by priority, and those of equal priority by the time of their insertion or last update. The
+// weights of the two are 1, -1 (the greatest first) or, for the priority, 0 (it does not count).
+class Ordered final : public Selector {
  public:
-  explicit Line(bool oldest) : oldest_(oldest) {}
-
-  void insert(Slot slot, double) override {
-    if (slot >= links_.size()) links_.resize(slot + std::size_t{1});
-    links_[slot] = {newest_in_line_, kNone};
-    (newest_in_line_ == kNone ? oldest_in_line_ : links_[newest_in_line_].newer) = slot;
-    newest_in_line_ = slot;
-  }
-
-  void remove(Slot slot) override {
-    const Link link = links_[slot];
-    (link.older == kNone ? oldest_in_line_ : links_[link.older].newer) = link.newer;
-    (link.newer == kNone ? newest_in_line_ : links_[link.newer].older) = link.older;
-  }
-
-  void update(std::span<const Slot>, std::span<const double>) override {}
-
-  void choose(Random&, std::span<Choice> choices) override {
-    for (Choice& choice : choices) choice = {oldest_ ? oldest_in_line_ : newest_in_line_, 1};
-  }
-
- private:
-  static constexpr Slot kNone = ~Slot{0};
-  struct Link {
-    Slot older = kNone;
-    Slot newer = kNone;
-  };
-
-  bool oldest_;
-  Slot oldest_in_line_ = kNone;
-  Slot newest_in_line_ = kNone;
-  std::vector<Link> links_;  // by slot
-};
-
-// A binary heap; of equal priorities the one inserted or updated first comes first.
-class Heap final : public Selector {
- public:
-  explicit Heap(bool least) : sign_(least ? 1 : -1) {}
+  Ordered(int by_priority, std::int64_t by_time) : by_priority_(by_priority), by_time_(by_time) {}
 
   void insert(Slot slot, double priority) override {
     if (slot >= places_.size()) places_.resize(slot + std::size_t{1});
-    places_[slot] = nodes_.size();
-    nodes_.push_back({sign_ * priority, ++changes_, slot});
-    rise(places_[slot]);
+    const auto likely = by_time_ > 0 ? order_.end() : order_.begin();
+    places_[slot] = order_.insert(likely, {by_priority_ * priority, by_time_ * ++changes_, slot});
   }
-
-  void remove(Slot slot) override {
-    const std::size_t place = places_[slot];
-    const Node last = nodes_.back();
-    nodes_.pop_back();
-    if (place == nodes_.size()) return;
-    nodes_[place] = last;
-    places_[last.slot] = place;
-    settle(place);
-  }
-
+  void remove(Slot slot) override { order_.erase(places_[slot]); }
   void update(std::span<const Slot> slots, std::span<const double> priorities) override {
+    if (by_priority_ == 0) return;
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      Node& node = nodes_[places_[slots[i]]];
-      node.order = sign_ * priorities[i];
-      node.change = ++changes_;
-      settle(places_[slots[i]]);
+      auto node = order_.extract(places_[slots[i]]);  // so that this allocates nothing
+      node.value() = {by_priority_ * priorities[i], by_time_ * ++changes_, slots[i]};
+      places_[slots[i]] = order_.insert(std::move(node)).position;
     }
   }
-
   void choose(Random&, std::span<Choice> choices) override {
-    for (Choice& choice : choices) choice = {nodes_.front().slot, 1};
+    for (Choice& choice : choices) choice = {order_.begin()->slot, 1};
   }
 
  private:
-  struct Node {
-    double order = 0;
-    std::uint64_t change = 0;
+  struct Place {
+    double priority = 0;
+    std::int64_t time = 0;
     Slot slot = 0;
 
-    bool before(const Node& other) const {
-      return order != other.order ? order < other.order : change < other.change;
-    }
+    auto operator<=>(const Place&) const = default;
   };
 
-  void settle(std::size_t place) {
-    const Slot slot = nodes_[place].slot;
-    rise(place);
-    sink(places_[slot]);
-  }
-
-  void rise(std::size_t place) {
-    while (place > 0 && nodes_[place].before(nodes_[(place - 1) / 2])) {
-      swap_nodes(place, (place - 1) / 2);
-      place = (place - 1) / 2;
-    }
-  }
-
-  void sink(std::size_t place) {
-    while (true) {
-      std::size_t first = place;
-      for (std::size_t child = 2 * place + 1; child <= 2 * place + 2; ++child) {
-        if (child < nodes_.size() && nodes_[child].before(nodes_[first])) first = child;
-      }
-      if (first == place) return;
-      swap_nodes(place, first);
-      place = first;
-    }
-  }
-
-  void swap_nodes(std::size_t a, std::size_t b) {
-    std::swap(nodes_[a], nodes_[b]);
-    places_[nodes_[a].slot] = a;
-    places_[nodes_[b].slot] = b;
-  }
-
-  double sign_;
-  std::uint64_t changes_ = 0;
-  std::vector<Node> nodes_;
-  std::vector<std::size_t> places_;  // by slot
+  const int by_priority_;
+  const std::int64_t by_time_;
+  std::int64_t changes_ = 0;
+  std::set<Place> order_;
+  std::vector<std::set<Place>::iterator> places_;  // by slot
 };
 
 }  // namespace
@@ -232,13 +148,13 @@ std::unique_ptr<Selector> make_selector(const SelectorOptions& options) {
     case SelectorKind::prioritized:
       return std::make_unique<Prioritized>(options.exponent);
     case SelectorKind::fifo:
-      return std::make_unique<Line>(true);
+      return std::make_unique<Ordered>(0, 1);
     case SelectorKind::lifo:
-      return std::make_unique<Line>(false);
+      return std::make_unique<Ordered>(0, -1);
     case SelectorKind::min_heap:
-      return std::make_unique<Heap>(true);
+      return std::make_unique<Ordered>(1, 1);
     case SelectorKind::max_heap:
-      return std::make_unique<Heap>(false);
+      return std::make_unique<Ordered>(-1, 1);
   }
   return nullptr;
 }

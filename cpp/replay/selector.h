@@ -32,8 +32,8 @@ class Selector {
 
   virtual void insert(Slot slot, double priority) = 0;
   virtual void remove(Slot slot) = 0;
-  // Slots may be named twice; the last priority counts.
-  virtual void update(std::span<const Slot> slots, std::span<const double> priorities) = 0;
+  // A slot may occur twice: its last priority counts, if the selector uses priorities.
+  virtual void update(std::span<const Slot> /*slots*/, std::span<const double> /*priorities*/) {}
   // Independent choices from the present items; there must be at least one.
   virtual void choose(Random& random, std::span<Choice> choices) = 0;
 };

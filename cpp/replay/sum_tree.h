@@ -1,8 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,11 +15,14 @@ class SumTree {
  public:
   SumTree() { resize(1); }
 
-  // Room for this many leaves; new ones have weight 0. It never shrinks.
+  // Room for this many leaves or more; new ones have weight 0. It never shrinks, and grows to at
+  // least twice its size.
   void resize(std::size_t leaves);
 
-  double weight(std::uint32_t leaf) const { return levels_.front().sums[leaf]; }
-  double total() const { return levels_.back().sums[0]; }
+  double weight(std::uint32_t leaf) const {
+    return levels_.front()[leaf / kChildren].sums[leaf % kChildren];
+  }
+  double total() const { return levels_.back().front().sums[0]; }
 
   void set(std::uint32_t leaf, double weight) { set({&leaf, 1}, {&weight, 1}); }
   // If a leaf is named twice, its last weight counts.
@@ -30,22 +33,15 @@ class SumTree {
 
  private:
   static constexpr std::size_t kChildren = 8;
-  static constexpr std::size_t kCacheLine = 64;
 
-  struct Level {
-    struct Free {
-      void operator()(double* memory) const {
-        ::operator delete(memory, std::align_val_t(kCacheLine));
-      }
-    };
-    std::unique_ptr<double[], Free> sums;  // all zero beyond those in use
-    std::size_t size = 0;                  // a multiple of kChildren
+  struct alignas(64) Node {
+    std::array<double, kChildren> sums{};
+
+    double total() const;
   };
+  using Level = std::vector<Node>;
 
-  static Level make_level(std::size_t size);
-  static double sum_of(const double* children);
-
-  std::vector<Level> levels_;  // leaves first; the last one's first element is the total
+  std::vector<Level> levels_;  // leaves first; the last one's first sum is the total
   std::vector<std::uint32_t> changed_;
 };
 

@@ -113,7 +113,6 @@ void Table::insert_next(Insert& insert) {
     items_.emplace_back();
   }
   const Slot slot = free_.back();
-  free_.pop_back();
   const NewItems& items = insert.items;
   const std::size_t index = insert.keys.size();
   Item& item = items_[slot];
@@ -123,17 +122,23 @@ void Table::insert_next(Insert& insert) {
   const auto rows = items.rows.begin() + static_cast<std::ptrdiff_t>(index * items.width);
   item.rows.assign(rows, rows + static_cast<std::ptrdiff_t>(items.width));
   place(slot, items.priorities[index]);
+  free_.pop_back();  // now, so that a lack of memory above leaves the slot free
   limiter_.inserted();
   insert.keys.push_back(key_of(slot));
 }
 
 void Table::place(Slot slot, double priority) {
+  sampler_->insert(slot, priority);
+  try {
+    if (remover_ != nullptr) remover_->insert(slot, priority);
+  } catch (...) {
+    sampler_->remove(slot);
+    throw;
+  }
   Item& item = items_[slot];
   item.present = true;
   item.priority = priority;
   item.order = ++insertions_;
-  sampler_->insert(slot, priority);
-  if (remover_ != nullptr) remover_->insert(slot, priority);
   ++size_;
 }
 

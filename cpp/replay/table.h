@@ -99,7 +99,6 @@ class Table {
   // Into a table without items; takes over a reference to each row.
   void restore(TableState state);
 
-  const TableOptions& options() const { return options_; }
   const Limiter::Counts& counts() const { return limiter_.counts(); }
   std::size_t size() const { return size_; }
   std::size_t waiting_inserts() const { return insert_line_.size(); }

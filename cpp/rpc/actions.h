@@ -4,11 +4,12 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "base/down.h"
 #include "base/error.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -51,7 +52,7 @@ struct Config {
   std::string name;
   Uid host_key;  // boot id and network namespace: equal for peers that share loopback and memory
   std::vector<wire::PathKind> paths = {wire::PathKind::shm, wire::PathKind::tcp};  // enabled here
-  std::string no_verbs;  // why this machine has no RDMA; empty: it has, or was not checked
+  wire::Lacking lacking;
   Limits limits;
   session::Timing timing;
   Duration greeting_timeout = seconds(5);
@@ -77,6 +78,7 @@ struct Dial {
 // The greeting is done; the transport lifts its limits on unauthenticated connections.
 struct Establish {
   ConnectionId connection;
+  std::uint64_t features;  // those that both peers have
 };
 
 struct RunHandler {
@@ -189,13 +191,13 @@ struct PeerInfo {
 
 // ---- reports of a Node for people: paths with reasons, searches, calls under way
 
-// An address at which dials have failed since its last answer.
-struct TriedAddress {
-  std::string address;
+// The failed dials of an address since its last answer.
+struct Failures {
   int tries = 0;
   bool given_up = false;
   std::string error;  // of the last try
 };
+using Tried = std::map<std::string, Failures, std::less<>>;
 
 struct PathState : session::LinkInfo {
   bool live = false;    // a connection of this kind carries messages
@@ -214,7 +216,7 @@ struct Explanation {
   std::string reason;            // one sentence on the state
   std::vector<PathState> paths;  // best first
   std::vector<std::string> addresses;
-  std::vector<TriedAddress> tried;
+  Tried tried;
   std::vector<std::string> asked;  // peers that were asked for the name
 };
 

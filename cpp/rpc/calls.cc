@@ -108,6 +108,7 @@ void Node::run_locally(CallId id, Call& call) {
 // the room.
 void Node::dispatch(Time now, Peer& peer, CallId id, Call& call) {
   call.state = Call::State::waiting;
+  call.instance = peer.instance;
   const bool small = call.arguments.bytes() <= session::kInlineBytes;
   const bool must_wait = (!small && !peer.backlog.empty()) ||
                          (peer.backlog_lanes.must_wait(call.lane) && !mutant("overtake_in_lane"));
@@ -142,7 +143,7 @@ bool Node::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   const std::uint64_t credit = call.stream ? call.stream->allowed : 0;
   const auto make = [&] {
     message.payload = with_head(CallHead{id, call.function, credit}, std::move(call.arguments));
-    peer.session.check(message);
+    session::check(message, config_.limits);
   };
   const bool made = guard(make, [&](const Error& refused) {
     complete(id, call_error(refused.code, refused.message, call, Ran::no));
@@ -150,7 +151,6 @@ bool Node::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   if (!made) return false;
   // From here on it ends with the session, if that breaks.
   call.state = Call::State::sent;
-  call.instance = peer.instance;
   if (call.stream) call.stream->told = credit;
   guarded(peer, [&] {
     touch(peer);
@@ -173,7 +173,7 @@ void Node::complete(CallId id, Reply result) {
   actions_.push_back(Complete{id, std::move(result)});
   const bool has_timer = call.deadline != kNever;
   calls_.erase(found);
-  if (has_timer) timers_.forget([this](const Timer& timer) { return counts(timer); });
+  if (has_timer) forget_timer();
 }
 
 void Node::time_out(Time now, CallId id) {
@@ -205,17 +205,14 @@ void Node::time_out(Time now, CallId id) {
 
 std::string Node::why_unreached(const std::string& name) const {
   const auto search = searches_.find(name);
-  const bool connected =
-      std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   std::string text;
   if (search != searches_.end() && search->second.reachable) {
     text = "peer '" + name + "' is known but does not answer";
   } else if (search != searches_.end() && search->second.found) {
     text = "peer '" + name + "' is known, but none of its addresses can be reached from here";
-  } else if (connected) {
-    text = "peer '" + name + "' is not known to any connected peer";
   } else {
-    text = "peer '" + name + "' is not known to any connected peer: none is connected";
+    text = "peer '" + name + "' is not known to any connected peer";
+    if (!any_peer_is_up()) text += ": none is connected";
   }
   for (const auto& [address, target] : dialler_.targets()) {
     if (!target.last_error.empty()) text += "; " + address + ": " + target.last_error;
@@ -247,11 +244,8 @@ void Node::stop_handler(Time now, CallId id, const Call& call) {
 
 // This peer closes: no outstanding result will come.
 void Node::fail_all_calls() {
-  std::vector<CallId> ids;
-  for (const auto& [id, call] : calls_) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
-  for (const CallId id : ids) {
-    const Call& call = calls_.at(id);
+  while (!calls_.empty()) {
+    const auto& [id, call] = *calls_.begin();
     if (call.state == Call::State::local) stop_running({config_.instance, id}, true);
     complete(id, call_error(ErrorCode::closed, "this peer was closed while the call was under way",
                             call, may_have_run(call)));
@@ -264,18 +258,12 @@ void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
     if (message.cookie != 0) ran[message.cookie] = message.written;
   }
   if (mutant("forget_calls_of_lost_peer")) return;
-  std::vector<CallId> ids;
-  for (const auto& [id, call] : calls_) {
-    if (call.state == Call::State::sent && call.instance == peer.instance) ids.push_back(id);
-  }
-  for (const WaitingCall& waiting : peer.backlog) ids.push_back(waiting.id);
-  std::sort(ids.begin(), ids.end());
-  for (const CallId id : ids) {
-    const auto found = calls_.find(id);
-    if (found == calls_.end()) continue;
-    Call& call = found->second;
+  for (auto next = calls_.begin(); next != calls_.end();) {
+    auto& [id, call] = *next++;
+    if (call.instance != peer.instance) continue;
     if (mutant("send_again_after_loss")) {
       call.state = Call::State::searching;
+      call.instance = {};
       searches_[call.peer].calls.push_back(id);
       continue;
     }
@@ -296,7 +284,7 @@ void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
 
 void Node::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
   const auto head = wire::decode<CallHead>(delivered.payload.body);
-  const auto early = std::find(peer.early_cancels.begin(), peer.early_cancels.end(), head.id);
+  const auto early = std::ranges::find(peer.early_cancels, head.id);
   if (early != peer.early_cancels.end()) {
     peer.early_cancels.erase(early);
     return;
@@ -415,18 +403,15 @@ void Node::stop_running(const CallKey& key, bool tell_handler) {
     peer->running_bytes -= running.bytes;
   }
   running_.erase(found);
-  if (running.deadline != kNever) {
-    timers_.forget([this](const Timer& timer) { return counts(timer); });
-  }
+  if (running.deadline != kNever) forget_timer();
 }
 
 void Node::stop_all_of(const Uid& caller) {
-  std::vector<CallKey> keys;
-  for (const auto& [key, running] : running_) {
-    if (key.caller == caller) keys.push_back(key);
+  for (auto next = running_.lower_bound({caller, 0});
+       next != running_.end() && next->first.caller == caller;) {
+    const CallKey key = next++->first;
+    stop_running(key, true);
   }
-  std::sort(keys.begin(), keys.end());
-  for (const CallKey& key : keys) stop_running(key, true);
 }
 
 // Calls in transit when the peer was told to hold its calls fit its send window: a peer that sends

@@ -1,9 +1,8 @@
 // Connections from their opening to their end, and the greeting: HELLO of the dialler, HELLO of the
 // acceptor with its proof, WELCOME of the dialler with its own; the sessions agree in this and
-// further WELCOMEs (session/greeting.cc). docs/design/protocol/rpc.md holds the table.
+// further WELCOMEs (session/agreement.cc). docs/design/protocol/rpc.md holds the table.
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/mutant.h"
@@ -14,35 +13,32 @@ namespace moolink::rpc {
 
 namespace {
 
-// In REFUSE, by the protocol: the dialler has reached itself.
-constexpr ErrorCode kItself = ErrorCode::invalid_argument;
+// The codes of refusals are wire (another version), auth (no proof that it may connect), error (its
+// name is taken by a peer that answers) and these two.
+constexpr ErrorCode kItself = ErrorCode::invalid_argument;  // the dialler has reached itself
+// The name is that of a peer heard a moment ago. No REFUSE is sent: the other side takes this for a
+// lost connection, and dials again.
+constexpr ErrorCode kNameMayBeTaken = ErrorCode::timeout;
 // The same warning is not logged again for this long.
 constexpr Duration kSayAgain = seconds(30);
-
-// A refusal without an answer looks like a lost connection, which is dialled again.
-bool is_answered(Objection::Why why) { return why != Objection::Why::name_may_be; }
-
-ErrorCode code_of(Objection::Why why) {
-  switch (why) {
-    case Objection::Why::version:
-      return ErrorCode::wire;
-    case Objection::Why::itself:
-      return kItself;
-    case Objection::Why::not_authorised:
-      return ErrorCode::auth;
-    case Objection::Why::name_may_be:
-      return ErrorCode::timeout;
-    case Objection::Why::name_taken:
-      break;
-  }
-  return ErrorCode::error;
-}
 
 std::string says_versions(const wire::Hello& hello) {
   std::string text = "peer '" + hello.name + "' speaks version ";
   text += std::to_string(hello.wire_min);
   if (hello.wire_max != hello.wire_min) text += " to " + std::to_string(hello.wire_max);
   return text + " of the protocol";
+}
+
+// The objection to a peer of this greeting, before it has proven anything.
+Error objection(const wire::Hello& ours, const wire::Hello& theirs) {
+  if (!wire::common_version(ours, theirs)) {
+    const bool older = theirs.wire_max < ours.wire_min;
+    return make_error(ErrorCode::wire, says_versions(theirs) + ", and " + says_versions(ours) +
+                                           ": update moolink where peer '" +
+                                           (older ? theirs.name : ours.name) + "' runs");
+  }
+  if (theirs.instance == ours.instance) return make_error(kItself, "this is the peer itself");
+  return {};
 }
 
 }  // namespace
@@ -55,18 +51,15 @@ Connection* Node::find_connection(ConnectionId id) {
 wire::Hello Node::hello() {
   greeted_anyone_ = true;
   wire::Hello hello;
+  hello.features = wire::kFeatures;
   hello.instance = config_.instance;
   hello.name = config_.name;
   hello.host_key = config_.host_key;
   hello.max_frame = config_.limits.max_frame;
   hello.addresses = addresses_;
   if (hello.addresses.size() > wire::kMaxAddresses) hello.addresses.resize(wire::kMaxAddresses);
-  for (std::size_t at = 0; at < hello.nonce.size(); at += 8) {
-    const std::uint64_t word = random_.next();
-    std::memcpy(hello.nonce.data() + at, &word, 8);
-  }
   wire::lie_about_version(hello);
-  policy_->introduce(hello, ++greetings_);
+  authenticator_->introduce(hello, ++greetings_);
   return hello;
 }
 
@@ -132,8 +125,10 @@ void Node::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame)
 void Node::greet(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
   const bool accepted = connection.dialled.empty();
   if (frame.header.type == wire::FrameType::hello && !connection.theirs) {
-    connection.theirs = wire::decode_hello(frame.control(), config_.limits);
-    if (accepted) {
+    connection.theirs = wire::decode_hello(frame.control());
+    if (const Error wrong = objection(connection.ours, *connection.theirs)) {
+      refuse(now, connection, wrong);
+    } else if (accepted) {
       answer(now, connection);
     } else {
       answered(now, connection);
@@ -147,22 +142,8 @@ void Node::greet(Time now, Connection& connection, const wire::ReceivedFrame& fr
   }
 }
 
-// The objection to a connection with a peer of this greeting, before it has proven anything.
-std::optional<Objection> Node::objection(const wire::Hello& ours, const wire::Hello& theirs) {
-  using Why = Objection::Why;
-  if (!wire::common_version(ours, theirs)) {
-    const bool older = theirs.wire_max < ours.wire_min;
-    return Objection{Why::version, says_versions(theirs) + ", and " + says_versions(ours) +
-                                       ": update moolink " + "where peer '" +
-                                       (older ? theirs.name : ours.name) + "' runs"};
-  }
-  if (theirs.instance == ours.instance) return Objection{Why::itself, "this is the peer itself"};
-  return std::nullopt;
-}
-
-// ... and after its proof: unauthenticated peers and other groups learn no taken names.
-std::optional<Objection> Node::objection_to_name(Time now, const Connection& connection) const {
-  using Why = Objection::Why;
+// The objection after its proof: unauthenticated peers and other groups learn no taken names.
+Error Node::objection_to_name(Time now, const Connection& connection) const {
   const wire::Hello& theirs = *connection.theirs;
   bool taken = theirs.name == config_.name;
   bool doubtful = false;
@@ -175,26 +156,23 @@ std::optional<Objection> Node::objection_to_name(Time now, const Connection& con
     doubtful = !answers && now - session.last_heard() < config_.timing.suspect_after;
   }
   if (!taken && doubtful && !mutant("give_name_away_at_once")) {
-    return Objection{Why::name_may_be, "the name '" + theirs.name +
-                                           "' is that of a peer that was heard a moment ago"};
+    return make_error(kNameMayBeTaken, "the name '" + theirs.name +
+                                           "' is that of a peer that was heard a moment ago");
   }
   if (taken && !mutant("accept_duplicate_name")) {
-    return Objection{Why::name_taken, "the name '" + theirs.name +
-                                          "' is taken by a peer that answers: give this one "
-                                          "another name"};
+    return make_error(ErrorCode::error,
+                      "the name '" + theirs.name +
+                          "' is taken by a peer that answers: give this one another name");
   }
-  return std::nullopt;
+  return {};
 }
 
 // HELLO at the acceptor, which proves itself first.
 void Node::answer(Time now, Connection& connection) {
-  if (const auto wrong = objection(connection.ours, *connection.theirs)) {
-    return refuse(now, connection, *wrong);
-  }
   const Verdict verdict =
-      policy_->answer(connection.channel(), *connection.theirs, connection.ours);
+      authenticator_->answer(connection.channel(), *connection.theirs, connection.ours);
   if (!verdict.refusal.empty()) {
-    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+    return refuse(now, connection, make_error(ErrorCode::auth, verdict.refusal));
   }
   actions_.push_back(
       Write{connection.id, wire::make_frame(wire::FrameType::hello, connection.ours)});
@@ -202,14 +180,11 @@ void Node::answer(Time now, Connection& connection) {
 
 // HELLO at the dialler: sends its own proof together with its session.
 void Node::answered(Time now, Connection& connection) {
-  if (const auto wrong = objection(connection.ours, *connection.theirs)) {
-    return refuse(now, connection, *wrong);
-  }
   wire::Hello welcome = connection.ours;
-  const Verdict verdict =
-      policy_->check_acceptor(connection.channel(), connection.ours, *connection.theirs, welcome);
+  const Verdict verdict = authenticator_->check_acceptor(connection.channel(), connection.ours,
+                                                         *connection.theirs, welcome);
   if (!verdict.refusal.empty()) {
-    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+    return refuse(now, connection, make_error(ErrorCode::auth, verdict.refusal));
   }
   connection.ours = std::move(welcome);
   connection.scope = verdict.scope;
@@ -227,14 +202,14 @@ void Node::welcomed(Time now, Connection& connection, const wire::ReceivedFrame&
     attach();
     if (find_connection(id) == nullptr) return;
   }
-  const wire::Hello welcome = wire::decode_hello(frame.control(), config_.limits);
+  const wire::Hello welcome = wire::decode_hello(frame.control());
   if (welcome.instance != connection.theirs->instance || welcome.name != connection.theirs->name) {
     wire::fail("two peers on one connection");
   }
-  const Verdict verdict =
-      policy_->check_dialler(connection.channel(), *connection.theirs, connection.ours, welcome);
+  const Verdict verdict = authenticator_->check_dialler(connection.channel(), *connection.theirs,
+                                                        connection.ours, welcome);
   if (!verdict.refusal.empty()) {
-    return refuse(now, connection, {Objection::Why::not_authorised, verdict.refusal});
+    return refuse(now, connection, make_error(ErrorCode::auth, verdict.refusal));
   }
   connection.scope = verdict.scope;
   connection.ours.proof.clear();
@@ -244,8 +219,8 @@ void Node::welcomed(Time now, Connection& connection, const wire::ReceivedFrame&
 // The other side has proven itself: only now may it affect this peer's state.
 bool Node::enter(Time now, Connection& connection) {
   if (mutant("ignore_scopes")) connection.scope.clear();
-  if (const auto wrong = objection_to_name(now, connection)) {
-    refuse(now, connection, *wrong);
+  if (const Error wrong = objection_to_name(now, connection)) {
+    refuse(now, connection, wrong);
     return false;
   }
   adopt(connection, *connection.theirs);
@@ -275,27 +250,20 @@ void Node::adopt(Connection& connection, const wire::Hello& theirs) {
   connection.peer = &peer;
 }
 
-void Node::refuse(Time now, Connection& connection, const Objection& objection) {
-  const ErrorCode code = code_of(objection.why);
-  Error error = make_error(code, objection.text);
+void Node::refuse(Time now, Connection& connection, Error error) {
   const std::string where = connection.dialled.empty() ? "a connection" : connection.dialled;
-  if (code == ErrorCode::auth) {
-    error.message = where + " is refused: " + objection.text + "; " + policy_->advice();
+  if (error.code != kNameMayBeTaken) {
+    actions_.push_back(Write{
+        connection.id, wire::make_frame(wire::FrameType::refuse,
+                                        wire::Refuse{error.code, error.message, config_.name})});
   }
-  if (is_answered(objection.why)) {
-    actions_.push_back(
-        Write{connection.id, wire::make_frame(wire::FrameType::refuse,
-                                              wire::Refuse{code, objection.text, config_.name})});
-    if (objection.why != Objection::Why::itself) {
-      warn_once(now, code == ErrorCode::auth ? error.message
-                                             : "a connection is refused: " + objection.text);
-    }
+  if (error.code == ErrorCode::auth) {
+    error.message = where + " is refused: " + error.message + "; " + authenticator_->advice();
+    warn_once(now, error.message);
+  } else if (error.code != kNameMayBeTaken && error.code != kItself) {
+    warn_once(now, "a connection is refused: " + error.message);
   }
-  const std::string name = connection.theirs ? connection.theirs->name : std::string();
-  const bool hopeless = code == ErrorCode::auth && tells_callers(connection);
-  const std::string address = connection.dialled;
-  drop_connection(now, connection.id, error, true);
-  if (hopeless) fail_callers(address, name, error);
+  drop_refused(now, connection, connection.theirs->name, error, error.code == ErrorCode::auth);
 }
 
 void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
@@ -309,18 +277,28 @@ void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal
       !refusal.name.empty() || !connection.theirs ? refusal.name : connection.theirs->name;
   const std::string where = address.empty() ? "the peer that connected" : address;
   std::string text = where + " refuses this peer: " + refusal.text;
-  if (refusal.code == ErrorCode::auth) text += "; " + policy_->advice();
+  if (refusal.code == ErrorCode::auth) text += "; " + authenticator_->advice();
   warn_once(now, text);
-  const Error error =
-      make_error(refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code, text);
-  const bool hopeless = tells_callers(connection);
+  drop_refused(now, connection, name,
+               make_error(refusal.code == ErrorCode::none ? ErrorCode::error : refusal.code, text),
+               true);
+}
+
+// Calls to that peer end at once if the refusal is `final`, and certain: an answer to a dial of
+// this side, or, through shared memory, from a process of the same user. Over tcp any host may
+// connect and refuse under any name; callers then wait until their time-out.
+void Node::drop_refused(Time now, Connection& connection, std::string name, const Error& error,
+                        bool final) {
+  const std::string address = connection.dialled;
+  const bool certain = !address.empty() || connection.kind == wire::PathKind::shm;
   drop_connection(now, connection.id, error, true);
-  if (hopeless) fail_callers(address, name, error);
+  if (final && certain) fail_callers(address, name, error);
 }
 
 // Its handshake failed, or its first bytes showed that it cannot succeed.
 void Node::turned_away(Time now, const Error& error) {
-  if (error.code == ErrorCode::auth) warn_once(now, error.message + "; " + policy_->advice());
+  if (error.code == ErrorCode::auth)
+    warn_once(now, error.message + "; " + authenticator_->advice());
 }
 
 // A peer that dials again and again is refused each time.
@@ -333,11 +311,9 @@ void Node::warn_once(Time now, const std::string& text) {
 
 // Calls with no other path to their peer need not wait until their time-out.
 void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
-  const bool connected =
-      std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->up; });
   DialTarget* target = dialler_.find(address);
   if (target != nullptr) target->refused = true;
-  const bool only_way = !connected && dialler_.refused_everywhere(address);
+  const bool only_way = !any_peer_is_up() && dialler_.refused_everywhere(address);
   std::vector<CallId> hopeless;
   for (const auto& [searched, search] : searches_) {
     const bool meant = searched == name || (target != nullptr && target->peer == searched);
@@ -372,7 +348,7 @@ void Node::drop_connection(Time now, ConnectionId id, const Error& error, bool t
   }
   const bool attached = connection->attached;
   connections_.erase(id);
-  if (!attached) timers_.forget([this](const Timer& timer) { return counts(timer); });
+  if (!attached) forget_timer();
   if (DialTarget* target = dialler_.of_connection(id)) redial(now, *target, error, attached);
   if (peer == nullptr) return;
   guarded(*peer, [&] {
@@ -406,13 +382,6 @@ void Node::disconnected_from(Time now, Peer& peer) {
     arm(target);
   }
   dial_peer(now, peer);
-}
-
-void Node::greeting_timed_out(Time now, ConnectionId id) {
-  Connection& connection = connections_.at(id);
-  const std::string where = connection.dialled.empty() ? "a connection" : connection.dialled;
-  drop_connection(now, id, make_error(ErrorCode::timeout, where + " did not answer the greeting"),
-                  true);
 }
 
 }  // namespace moolink::rpc

@@ -33,16 +33,15 @@ std::string_view host_of(std::string_view address) {
 }
 
 void sort_by_preference(std::vector<std::string>& addresses) {
-  std::stable_sort(addresses.begin(), addresses.end(),
-                   [](const std::string& a, const std::string& b) {
-                     const auto rank = [](const std::string& address) {
-                       if (is_shared_memory(address)) return 0;
-                       // Finding out that RDMA does not reach a host takes seconds.
-                       if (is_of(address, wire::PathKind::verbs)) return 3;
-                       return is_loopback(address) ? 1 : 2;
-                     };
-                     return rank(a) < rank(b);
-                   });
+  std::ranges::stable_sort(addresses, [](const std::string& a, const std::string& b) {
+    const auto rank = [](const std::string& address) {
+      if (is_shared_memory(address)) return 0;
+      // A dial that does not reach the host fails after seconds only.
+      if (is_of(address, wire::kBestBetweenHosts)) return 3;
+      return is_loopback(address) ? 1 : 2;
+    };
+    return rank(a) < rank(b);
+  });
 }
 
 DialTarget& Dialler::add(const std::string& address, Time when) {

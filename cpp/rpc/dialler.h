@@ -19,12 +19,8 @@ bool reachable(const std::string& address, bool same_host);
 bool is_of(const std::string& address, wire::PathKind kind);
 // The host of tcp://host:port, in brackets for IPv6; empty: none.
 std::string_view host_of(std::string_view address);
-// The path that a peer should finally use: others only begin, or replace it for a time.
-constexpr wire::PathKind best_path(bool same_host) {
-  return same_host ? wire::PathKind::shm : wire::PathKind::verbs;
-}
-// Addresses in the order to try them: shared memory first, RDMA last, because it is for peers that
-// are connected already.
+// Addresses in the order to try them: shared memory first, the best path between hosts last,
+// because it is for peers that are connected already.
 void sort_by_preference(std::vector<std::string>& addresses);
 
 // An address to dial, again and again with growing pauses.

@@ -16,9 +16,10 @@ constexpr std::size_t kTriedAddresses = 64;  // remembered for one peer
 constexpr std::size_t kCandidates = 256;     // addresses tried for one name at a time
 constexpr std::size_t kPasts = 64;           // lost peers and ended searches
 
-// An RDMA network that has worked returns with its link.
+// Whether a failed dial is repeated without limit: the best path between hosts, if it has worked,
+// works again once its network is back.
 bool comes_back(const DialTarget& target) {
-  return is_of(target.address, wire::PathKind::verbs) && !target.instance.empty();
+  return is_of(target.address, wire::kBestBetweenHosts) && !target.instance.empty();
 }
 
 wire::Payload encode_directory(DirectoryMessage message) {
@@ -59,9 +60,10 @@ void Node::keep_for(Time now, const std::string& name, session::OutgoingMessage 
 // Names that members of one group search are hidden from other groups: a peer confined to a group
 // is only asked, and only believed, about that group.
 bool Node::may_ask(const Peer& peer, const Search& search) const {
-  if (peer.scope.empty() || !policy_->scope().empty() || mutant("ask_other_groups")) return true;
-  return std::any_of(search.services.begin(), search.services.end(),
-                     [&](const auto& waiting) { return waiting.scope == peer.scope; });
+  if (peer.scope.empty() || !authenticator_->scope().empty() || mutant("ask_other_groups"))
+    return true;
+  return std::ranges::any_of(search.services,
+                             [&](const auto& waiting) { return waiting.scope == peer.scope; });
 }
 
 void Node::ask_all_peers(Time now, Search& search) {
@@ -74,14 +76,13 @@ void Node::ask_all_peers(Time now, Search& search) {
 
 void Node::ask(Time now, Peer& peer, const std::string& name) {
   DirectoryMessage message;
-  message.find = Find{name};
+  message.find = name;
   send_to(now, peer, Service::directory, encode_directory(std::move(message)));
 }
 
 void Node::search_due(Time now, std::uint64_t number) {
-  const auto entry = std::find_if(searches_.begin(), searches_.end(), [&](const auto& candidate) {
-    return candidate.second.number == number;
-  });
+  const auto entry = std::ranges::find_if(
+      searches_, [&](const auto& candidate) { return candidate.second.number == number; });
   if (entry == searches_.end()) return;
   Search& search = entry->second;
   std::erase_if(search.calls, [this](CallId id) { return !calls_.contains(id); });
@@ -145,7 +146,7 @@ void Node::directory_message(Time now, Peer& from, const wire::Payload& payload)
   if (message.found) found(now, from, *message.found);
   if (!message.find) return;
   DirectoryMessage answer;
-  const std::string& name = message.find->name;
+  const std::string& name = *message.find;
   // A peer of one group learns of its own group and of peers of the whole job.
   const Peer* peer = find_peer(name, from.scope);
   if (peer == nullptr) peer = find_peer(name, {});
@@ -193,7 +194,7 @@ void Node::connect(Time now, const std::string& address) {
 
 void Node::add_target(Time now, const std::string& address, const std::string& name, const Uid& of,
                       Duration delay, bool better_path) {
-  if (closing_ || std::find(addresses_.begin(), addresses_.end(), address) != addresses_.end()) {
+  if (closing_ || std::ranges::find(addresses_, address) != addresses_.end()) {
     return;  // this peer's own
   }
   DialTarget& target = dialler_.add(address, now + delay);
@@ -213,8 +214,8 @@ void Node::add_target(Time now, const std::string& address, const std::string& n
 std::vector<std::string> Node::dialable(std::vector<std::string> candidates, bool same_host) const {
   std::erase_if(candidates, [&](const std::string& address) {
     return !reachable(address, same_host) ||
-           std::none_of(config_.paths.begin(), config_.paths.end(),
-                        [&](wire::PathKind kind) { return is_of(address, kind); });
+           std::ranges::none_of(config_.paths,
+                                [&](wire::PathKind kind) { return is_of(address, kind); });
   });
   sort_by_preference(candidates);
   return candidates;
@@ -229,15 +230,15 @@ void Node::dial_peer(Time now, const Peer& peer) {
   }
 }
 
-// Connected, but shared memory or RDMA would be better. Dials RDMA on the host address by which the
-// peer was reached, if the peer announced it: other addresses may lead nowhere, which takes time to
-// find out.
+// Connected, but not by the best path. Between hosts, dials the host address by which the peer was
+// reached, if the peer announced it: dials of other addresses may fail, and only after a time-out.
 void Node::dial_better_path(Time now, const Peer& peer) {
   const bool same_host = peer.host_key == config_.host_key;
   std::vector<std::string> better = dialable(peer.addresses, same_host);
-  std::erase_if(better, [&](const auto& address) { return !is_of(address, best_path(same_host)); });
-  const auto proven = std::find_if(better.begin(), better.end(), [&](const std::string& address) {
-    return std::any_of(connections_.begin(), connections_.end(), [&](const auto& entry) {
+  std::erase_if(better,
+                [&](const auto& address) { return !is_of(address, wire::best_path(same_host)); });
+  const auto proven = std::ranges::find_if(better, [&](const std::string& address) {
+    return std::ranges::any_of(connections_, [&](const auto& entry) {
       return entry.second.peer == &peer && !same_host &&
              host_of(entry.second.dialled) == host_of(address);
     });
@@ -268,10 +269,10 @@ bool Node::needed(Time now, const DialTarget& target) const {
   if (target.wanted_by_user && !answers(now, peer)) return true;
   if (target.better_path) {
     if (peer == nullptr || !peer->session.connected()) return false;
-    const wire::PathKind best = best_path(peer->host_key == config_.host_key);
-    const bool has_it = std::any_of(
-        connections_.begin(), connections_.end(),
-        [&](const auto& entry) { return entry.second.peer == peer && entry.second.kind == best; });
+    const wire::PathKind best = wire::best_path(peer->host_key == config_.host_key);
+    const bool has_it = std::ranges::any_of(connections_, [&](const auto& entry) {
+      return entry.second.peer == peer && entry.second.kind == best;
+    });
     return !has_it && (comes_back(target) || target.failures < kBetterPathTries);
   }
   if (target.wanted_by_user) return false;
@@ -320,13 +321,14 @@ void Node::give_up_better_path(DialTarget& target) {
   if (tried != peer->tried.end()) tried->second.given_up = true;
   if (std::exchange(peer->fallback_told, true)) return;
   const bool same_host = peer->host_key == config_.host_key;
+  const std::string better = wire::kTechnologies[wire::kBestBetweenHosts];
   log(LogLevel::warning,
-      "peer '" + peer->name + (same_host ? "' is on this host, but " : "' has RDMA, but ") +
+      "peer '" + peer->name + (same_host ? "' is on this host" : "' has " + better) + ", but " +
           target.address + " cannot be used after " + std::to_string(target.failures) +
           " tries: " + target.last_error + "; another path is used");
 }
 
-// RDMA that has worked was lost, and dialling it fails: logged once each time.
+// A path that has worked was lost, and dialling it fails: logged once each time.
 void Node::tell_of_lost_path(const DialTarget& target) {
   Peer* peer = find_peer(target.instance);
   if (!target.better_path || !comes_back(target) || peer == nullptr || !peer->up ||
@@ -334,7 +336,8 @@ void Node::tell_of_lost_path(const DialTarget& target) {
     return;
   }
   log(LogLevel::warning,
-      "peer '" + peer->name + "' is reached without RDMA until that is back: " + target.last_error);
+      std::string(wire::kTechnologies[wire::kBestBetweenHosts]) + " to peer '" + peer->name +
+          "' is lost: another path is used until it is back: " + target.last_error);
 }
 
 // Kept for explain(): with the peer of the address, or with the search for its name.
@@ -349,8 +352,7 @@ void Node::note_failure(const DialTarget& target, const std::string& error) {
   }
   if (tried == nullptr) return;
   if (tried->size() >= kTriedAddresses && !tried->contains(target.address)) return;
-  TriedAddress& noted = (*tried)[target.address];
-  noted.address = target.address;
+  Failures& noted = (*tried)[target.address];
   ++noted.tries;
   noted.error = error;
 }
@@ -381,7 +383,7 @@ void Node::dial_ended(Time now, const std::string& address, const Error& error) 
   const bool refused = error.code == ErrorCode::auth;
   if (refused) {
     Error told = error;
-    told.message += "; " + policy_->advice();
+    told.message += "; " + authenticator_->advice();
     warn_once(now, told.message);
     fail_callers(address, error.peer, told);
   } else if (target->failures == 0 && target->wanted_by_user) {

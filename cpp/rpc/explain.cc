@@ -1,7 +1,6 @@
 // How peers are reached, and why not on a better path. Decides nothing.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "base/format.h"
@@ -11,19 +10,11 @@ namespace moolink::rpc {
 
 namespace {
 
-constexpr std::array kBestFirst = {wire::PathKind::shm, wire::PathKind::verbs, wire::PathKind::tcp};
-
 bool contains(const std::vector<wire::PathKind>& kinds, wire::PathKind kind) {
-  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  return std::ranges::find(kinds, kind) != kinds.end();
 }
 
 std::string times(int count) { return count == 1 ? "once" : std::to_string(count) + " times"; }
-
-std::vector<TriedAddress> listed(const Tried& tried) {
-  std::vector<TriedAddress> list;
-  for (const auto& [address, noted] : tried) list.push_back(noted);
-  return list;
-}
 
 }  // namespace
 
@@ -50,17 +41,13 @@ void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) co
   explanation.suspected = explanation.connected && peer.session.suspected(now);
   explanation.same_host = peer.host_key == config_.host_key;
   explanation.addresses = peer.addresses;
-  explanation.tried = listed(peer.tried);
+  explanation.tried = peer.tried;
   const std::vector<session::LinkInfo> links = peer.session.links(now);
-  for (const wire::PathKind kind : kBestFirst) {
-    const bool offered =
-        std::any_of(peer.addresses.begin(), peer.addresses.end(),
-                    [&](const std::string& address) { return is_of(address, kind); });
-    // Within a host RDMA is not needed.
-    if (kind == wire::PathKind::verbs && !offered && explanation.same_host &&
-        !contains(config_.paths, kind)) {
-      continue;
-    }
+  for (const wire::PathKind kind : wire::kBestFirst) {
+    const bool offered = std::ranges::any_of(
+        peer.addresses, [&](const std::string& address) { return is_of(address, kind); });
+    const bool is_needed = !explanation.same_host || wire::serves(kind, true);
+    if (!is_needed && !offered && !contains(config_.paths, kind)) continue;
     explanation.paths.push_back(explain_path(kind, peer, links));
   }
   const std::string silence = in_seconds(now - peer.session.last_heard());
@@ -74,13 +61,13 @@ void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) co
                          " (suspected): its addresses are dialled anew, " +
                          "it is given up after " + limit;
   } else {
-    const auto used = std::find_if(explanation.paths.begin(), explanation.paths.end(),
-                                   [](const PathState& path) { return path.in_use; });
+    const auto used =
+        std::ranges::find_if(explanation.paths, [](const PathState& path) { return path.in_use; });
     explanation.reason = "connected over " + std::string(wire::kPathNames[links.front().kind]);
     if (used != explanation.paths.end() && !used->cipher.empty()) {
       explanation.reason += " in TLS 1.3 (" + used->cipher + ")";
-    } else if (links.front().kind == wire::PathKind::verbs) {
-      explanation.reason += " (RDMA, not encrypted)";
+    } else if (wire::serves(links.front().kind, false)) {
+      explanation.reason += ", not encrypted";
     }
   }
 }
@@ -89,8 +76,8 @@ PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
                              const std::vector<session::LinkInfo>& links) const {
   PathState path;
   path.kind = kind;
-  const auto live = std::find_if(links.begin(), links.end(),
-                                 [&](const session::LinkInfo& link) { return link.kind == kind; });
+  const auto live =
+      std::ranges::find_if(links, [&](const session::LinkInfo& link) { return link.kind == kind; });
   if (live == links.end()) {
     path.reason = why_not_live(path, peer);
     return path;
@@ -110,24 +97,24 @@ PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
 
 std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
   if (!contains(config_.paths, path.kind)) {
-    const bool lacking = path.kind == wire::PathKind::verbs && !config_.no_verbs.empty();
-    return lacking ? config_.no_verbs : "not enabled here";
+    const auto lacking = config_.lacking.find(path.kind);
+    return lacking != config_.lacking.end() ? lacking->second : "not enabled here";
   }
   const bool same_host = peer.host_key == config_.host_key;
-  if (path.kind == wire::PathKind::shm && !same_host) return "on another host (host key differs)";
+  if (!same_host && !wire::serves(path.kind, false)) return "on another host (host key differs)";
   std::vector<std::string> offered;
   for (const std::string& address : peer.addresses) {
     if (is_of(address, path.kind)) offered.push_back(address);
   }
   if (offered.empty()) return "the peer does not offer it";
-  if (std::none_of(offered.begin(), offered.end(),
-                   [&](const std::string& address) { return reachable(address, same_host); })) {
+  if (std::ranges::none_of(
+          offered, [&](const std::string& address) { return reachable(address, same_host); })) {
     return "none of its addresses can be reached from another host";
   }
   for (const std::string& address : offered) {
     const auto tried = peer.tried.find(address);
     if (tried == peer.tried.end()) continue;
-    const TriedAddress& noted = tried->second;
+    const Failures& noted = tried->second;
     if (noted.given_up) return "tried " + times(noted.tries) + ", given up: " + noted.error;
     return "dial failed: " + noted.error + " (tried " + times(noted.tries) + ")";
   }
@@ -135,7 +122,7 @@ std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
     const auto target = dialler_.targets().find(address);
     if (target != dialler_.targets().end()) return "being dialled at " + address;
   }
-  const bool better = path.kind == best_path(same_host);
+  const bool better = path.kind == wire::best_path(same_host);
   return better && peer.session.connected() ? "left to the peer, which has dialled this one"
                                             : "not needed: another path is in use";
 }
@@ -144,7 +131,7 @@ std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
 void Node::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
   const auto search = searches_.find(name);
   const auto past = past_.find(name);
-  Tried tried;
+  Tried& tried = explanation.tried;
   std::set<std::string, std::less<>> asked;
   if (past != past_.end()) {
     tried = past->second.tried;
@@ -166,21 +153,15 @@ void Node::explain_absence(Time now, const std::string& name, Explanation& expla
   // An address of connect() may be this peer.
   for (const auto& [address, target] : dialler_.targets()) {
     if (!target.wanted_by_user || target.last_error.empty()) continue;
-    tried[address] = {address, target.failures, false, target.last_error};
+    tried[address] = {target.failures, false, target.last_error};
   }
-  explanation.tried = listed(tried);
   explanation.asked.assign(asked.begin(), asked.end());
 }
 
 std::vector<PendingCall> Node::pending_calls(Time now) const {
-  std::vector<CallId> ids;
-  ids.reserve(calls_.size());
-  for (const auto& [id, call] : calls_) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
   std::vector<PendingCall> pending;
-  pending.reserve(ids.size());
-  for (const CallId id : ids) {
-    const Call& call = calls_.at(id);
+  pending.reserve(calls_.size());
+  for (const auto& [id, call] : calls_) {
     std::string state;
     switch (call.state) {
       case Call::State::searching:

@@ -69,13 +69,6 @@ struct ServiceHead {
   auto fields() { return std::tie(service); }
 };
 
-// Directory: searches a peer of this name. Every peer that is connected to it answers.
-struct Find {
-  std::string name;
-
-  auto fields() { return std::tie(name); }
-};
-
 struct Found {
   std::string name;
   Uid instance;
@@ -86,7 +79,8 @@ struct Found {
 };
 
 struct DirectoryMessage {
-  std::optional<Find> find;
+  std::optional<std::string>
+      find;  // a peer of this name; every peer that is connected to it answers
   std::optional<Found> found;
 
   auto fields() { return std::tie(find, found); }

@@ -7,11 +7,10 @@
 
 namespace moolink::rpc {
 
-Node::Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed)
+Node::Node(Config config, Allocator& allocator, const Authenticator& authenticator)
     : config_(std::move(config)),
       allocator_(&allocator),
-      policy_(&policy),
-      random_(seed),
+      authenticator_(&authenticator),
       dialler_(config_.redial_first, config_.redial_last) {}
 
 void Node::set_name(const std::string& name) {
@@ -29,25 +28,17 @@ std::span<std::byte> Node::chunk_target(ConnectionId connection, const wire::Chu
   Connection* found = find_connection(connection);
   if (found == nullptr || !found->attached) return {};
   std::span<std::byte> target;
-  guarded(*found->peer, [&] { target = found->peer->session.chunk_target(connection, head); });
+  Peer& peer = *found->peer;
+  guarded(peer, [&] {
+    target = peer.session.chunk_target(connection, head);
+    if (!peer.session.has(connection)) touch(peer);  // it has broken the protocol
+  });
   return target;
 }
 
 bool Node::flushed(const Uid& instance) const {
   const Peer* found = find_peer(instance);
   return found == nullptr || found->flushed();
-}
-
-std::optional<ConnectionId> Node::connection_in_use(Time now, const Receiver& receiver) const {
-  const Peer* peer = find_peer(receiver);
-  return peer == nullptr ? std::nullopt : peer->session.connection_in_use(now);
-}
-
-std::optional<session::Session::StandingPlace> Node::take_standing(Time now,
-                                                                   const Receiver& receiver,
-                                                                   std::uint64_t bytes) {
-  Peer* peer = find_peer(receiver);
-  return peer == nullptr ? std::nullopt : peer->session.take_standing(now, bytes);
 }
 
 Uid Node::instance_of(ConnectionId connection) const {
@@ -95,8 +86,13 @@ void Node::due(Time now, const Timer& timer) {
       });
       return;
     }
-    case Timer::Kind::greeting:
-      return greeting_timed_out(now, timer.id);
+    case Timer::Kind::greeting: {
+      const std::string& dialled = connections_.at(timer.id).dialled;
+      const std::string where = dialled.empty() ? "a connection" : dialled;
+      return drop_connection(now, timer.id,
+                             make_error(ErrorCode::timeout, where + " did not answer the greeting"),
+                             true);
+    }
     case Timer::Kind::dial:
       return dial_due(now, timer.id);
     case Timer::Kind::search:
@@ -120,7 +116,7 @@ void Node::close(Time now) {
 void Node::finish_close(Time now) {
   if (!closing_ || closed_) return;
   const auto flushed = [](const auto& entry) { return entry.second->flushed(); };
-  if (now < close_at_ && !std::all_of(peers_.begin(), peers_.end(), flushed)) return;
+  if (now < close_at_ && !std::ranges::all_of(peers_, flushed)) return;
   closed_ = true;
   for (auto& [instance, peer] : peers_) {
     peer->how = Down::closed;

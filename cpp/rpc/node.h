@@ -5,6 +5,7 @@
 // holds the tables. Every event ends in settle(), which turns the actions of the sessions it
 // touched into the Node's.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,20 +15,18 @@
 #include <span>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/barrier.h"
 #include "base/buffer.h"
-#include "base/random.h"
 #include "base/time.h"
 #include "base/uid.h"
 #include "rpc/actions.h"
+#include "rpc/authenticator.h"
 #include "rpc/complaints.h"
 #include "rpc/dialler.h"
 #include "rpc/messages.h"
-#include "rpc/policy.h"
 #include "rpc/records.h"
 #include "rpc/timers.h"
 #include "session/session.h"
@@ -39,8 +38,8 @@ namespace moolink::rpc {
 
 class Node {
  public:
-  // `allocator` and `policy` outlive the node; `seed` is for random numbers that need no secrecy.
-  Node(Config config, Allocator& allocator, const Policy& policy, std::uint64_t seed);
+  // `allocator` and `authenticator` outlive the node.
+  Node(Config config, Allocator& allocator, const Authenticator& authenticator);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
@@ -64,11 +63,16 @@ class Node {
 
   // Keeps a connection to the listener there, dialling again whenever it is lost.
   void connect(Time now, const std::string& address);
-  // The addresses at which this peer can be dialled, announced to others.
-  void listening(std::vector<std::string> addresses) { addresses_ = std::move(addresses); }
-  // The paths that exist here, for explain().
-  void set_paths(std::vector<wire::PathKind> paths) { config_.paths = std::move(paths); }
-  void set_no_verbs(std::string reason) { config_.no_verbs = std::move(reason); }
+  // This peer can be dialled at these addresses, too: they are announced to others.
+  void listening(const std::vector<std::string>& addresses) {
+    addresses_.insert(addresses_.end(), addresses.begin(), addresses.end());
+  }
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  // The paths that exist here, and for explain() the reasons why others do not.
+  void set_paths(std::vector<wire::PathKind> paths, wire::Lacking lacking = {}) {
+    config_.paths = std::move(paths);
+    config_.lacking = std::move(lacking);
+  }
   // Only before the first connection: the name is announced in the greeting. Throws
   // Exception{invalid_argument} later.
   void set_name(const std::string& name);
@@ -77,17 +81,12 @@ class Node {
     functions_[function] = group;
   }
   void undefine(const std::string& function) { functions_.erase(function); }
-  // Reliable and in order for one (sender, receiver, service) while both live. False: no such peer
-  // is up; the message is dropped.
-  bool send_service(Time now, const Uid& instance, Service service, wire::Payload payload);
-  // The same; while that instance is not up it is searched by its name, and the message waits for
-  // evict_after at most, then Undelivered follows. Another peer of the name does not get it.
+  // Reliable and in order for one (sender, receiver, service) while both live. While that instance
+  // (empty: any peer of the name) is not up, this searches for its name, and the message waits for
+  // evict_after at most; then Undelivered follows. Another peer of the name does not get it.
   // `group`: the message's group; peers confined to another one are not asked for the name.
   void send_service_to(Time now, const Uid& instance, const std::string& peer, Service service,
                        wire::Payload payload, const std::string& group = {});
-  // Finds and dials the peer if necessary; kept while the name is unknown, for at most evict_after.
-  void send_service_to_name(Time now, const std::string& peer, Service service,
-                            wire::Payload payload, const std::string& group = {});
   // Fails this side's calls with ErrorCode::closed, flushes replies, says CLOSE; ends in Closed.
   void close(Time now);
 
@@ -107,23 +106,25 @@ class Node {
   // An event of the connection for its session, if it carries messages:
   // event(&session::Session::grant_filled, now, connection, grant).
   template <class... More>
-  void event(void (session::Session::*what)(Time, ConnectionId, More...), Time now,
-             ConnectionId connection, std::type_identity_t<More>... more) {
-    event_of(now, connection, [&](session::Session& session) {
-      (session.*what)(now, connection, std::forward<More>(more)...);
+  void event(void (session::Session::*what)(Time, ConnectionId, More...), Time now, ConnectionId id,
+             std::type_identity_t<More>... more) {
+    Connection* found = find_connection(id);
+    if (found == nullptr || !found->attached) return;
+    Peer& peer = *found->peer;
+    guarded(peer, [&] {
+      touch(peer);
+      (peer.session.*what)(now, id, std::forward<More>(more)...);
     });
+    settle(now);
   }
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
-  // See session::Session.
-  std::optional<ConnectionId> connection_in_use(Time now, const Receiver& receiver) const;
-  std::optional<session::Session::StandingPlace> take_standing(Time now, const Receiver& receiver,
-                                                               std::uint64_t bytes);
-  void closed(Time now, ConnectionId connection, const Error& error);
-  // A frame of the session cannot be sent on any path: the session ends, for that reason.
-  void end_session(Time now, ConnectionId connection, const Error& reason) {
-    event_of(now, connection, [&](session::Session& session) { session.end(reason, false); });
+  // For its connection in use and its standing grants; null: the peer is not known.
+  session::Session* session_with(const Receiver& receiver) const {
+    Peer* peer = find_peer(receiver);
+    return peer == nullptr ? nullptr : &peer->session;
   }
+  void closed(Time now, ConnectionId connection, const Error& error);
   // Every message sent to the instance has arrived, or it is not connected.
   bool flushed(const Uid& instance) const;
   // An action from or for that peer failed, whatever the path: the session with it ends at both
@@ -197,22 +198,16 @@ class Node {
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
   bool enter(Time now, Connection& connection);
-  static std::optional<Objection> objection(const wire::Hello& ours, const wire::Hello& theirs);
-  std::optional<Objection> objection_to_name(Time now, const Connection& connection) const;
+  Error objection_to_name(Time now, const Connection& connection) const;
   void adopt(Connection& connection, const wire::Hello& theirs);
-  void refuse(Time now, Connection& connection, const Objection& objection);
+  void refuse(Time now, Connection& connection, Error error);
+  void drop_refused(Time now, Connection& connection, std::string name, const Error& error,
+                    bool final);
   void warn_once(Time now, const std::string& text);
-  // Whether callers may be told at once that there is no path: true for answers to a dial of this
-  // side, or, through shared memory, from a process of the same user. Over tcp any host may connect
-  // and refuse under any name; callers then wait until their time-out.
-  static bool tells_callers(const Connection& connection) {
-    return !connection.dialled.empty() || connection.kind == wire::PathKind::shm;
-  }
   void fail_callers(const std::string& address, const std::string& name, Error error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void redial(Time now, DialTarget& target, const Error& error, bool attached);
   void disconnected_from(Time now, Peer& peer);
-  void greeting_timed_out(Time now, ConnectionId id);
   void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
   // About an unauthenticated connection.
   void complain(Time now, std::string text) {
@@ -228,18 +223,6 @@ class Node {
     if (!peer.session.ended()) peer.broken = any_broken_ = true;
     return false;
   }
-  // An event of the connection's peer, if it carries messages.
-  template <class Work>
-  void event_of(Time now, ConnectionId id, Work&& work) {
-    Connection* found = find_connection(id);
-    if (found == nullptr || !found->attached) return;
-    Peer& peer = *found->peer;
-    guarded(peer, [&] {
-      touch(peer);
-      work(peer.session);
-    });
-    settle(now);
-  }
   void break_off(Peer& peer, const Error& error);
   void touch(Peer& peer);
   void settle(Time now);
@@ -252,24 +235,30 @@ class Node {
   Peer* find_peer(const std::string& name) const;
   Peer* find_peer(const std::string& name, const std::string& scope) const;
   Peer* find_peer(const Receiver& receiver) const;
+  bool any_peer_is_up() const {
+    return std::ranges::any_of(peers_, [](const auto& entry) { return entry.second->up; });
+  }
   Peer& ensure_peer(const Uid& instance);
   void settle_peer(Time now, Peer& peer);
   void perform(Time now, Peer& peer, session::Action& action);
   void attached(Time now, Peer& peer, ConnectionId connection);
-  void rdma_works(DialTarget& target, Peer& peer);
+  void best_path_works(DialTarget& target, Peer& peer);
   void deliver(Time now, Peer& peer, session::Deliver& delivered);
   void lost(Time now, Peer& peer);
   void end_peer(Peer& peer, Down how, const std::string& why);
   void mend(Time now);
   void forget_if_gone(Peer& peer);
   void send_or_queue(Time now, Peer& peer, session::OutgoingMessage message);
-  void send_checked(Time now, Peer& peer, session::OutgoingMessage message);
   void queue(Peer& peer, session::OutgoingMessage message);
   void send_to(Time now, Peer& peer, Service service, wire::Payload payload);
   void flush(Time now, Peer& peer);
   void arm(Peer& peer);
   void due(Time now, const Timer& timer);
   bool counts(const Timer& timer) const;
+  // A timer in the queue no longer counts.
+  void forget_timer() {
+    timers_.forget([this](const Timer& timer) { return counts(timer); });
+  }
 
   // directory.cc
   void dial_ended(Time now, const std::string& address, const Error& error);
@@ -315,8 +304,7 @@ class Node {
 
   Config config_;
   Allocator* allocator_;
-  const Policy* policy_;
-  Random random_;
+  const Authenticator* authenticator_;
   std::vector<std::string> addresses_;
   std::map<std::string, std::string, std::less<>> functions_;  // and the group that may call each
   std::vector<Action> actions_;
@@ -332,8 +320,8 @@ class Node {
   std::vector<session::Action> session_actions_;
 
   CallId last_call_ = 0;
-  std::unordered_map<CallId, Call> calls_;                     // looked up, never walked in order
-  std::unordered_map<CallKey, Running, CallKeyHash> running_;  // likewise
+  std::map<CallId, Call> calls_;
+  std::map<CallKey, Running> running_;
 
   Dialler dialler_;
   std::uint64_t greetings_ = 0;

@@ -169,11 +169,12 @@ void Node::perform(Time now, Peer& peer, session::Action& action) {
   }
 }
 
-// RDMA works, or works again; if it is lost it is dialled beside the path that replaces it.
-void Node::rdma_works(DialTarget& target, Peer& peer) {
+// The path works, or works again. If it is lost, it is dialled while another path is used.
+void Node::best_path_works(DialTarget& target, Peer& peer) {
   target.better_path = true;
   if (std::exchange(peer.fallback_told, false)) {
-    log(LogLevel::info, "peer '" + peer.name + "' is reached by RDMA again");
+    log(LogLevel::info, std::string(wire::kTechnologies[wire::kBestBetweenHosts]) + " to peer '" +
+                            peer.name + "' works again");
   }
 }
 
@@ -181,11 +182,11 @@ void Node::attached(Time now, Peer& peer, ConnectionId id) {
   Connection* connection = find_connection(id);
   if (connection == nullptr) return;
   connection->attached = true;
-  actions_.push_back(Establish{id});
+  actions_.push_back(Establish{id, connection->ours.features & connection->theirs->features});
   if (DialTarget* target = dialler_.of_connection(id)) {
     dialler_.succeeded(*target, peer.instance);
     peer.tried.erase(target->address);
-    if (connection->kind == wire::PathKind::verbs) rdma_works(*target, peer);
+    if (connection->kind == wire::kBestBetweenHosts) best_path_works(*target, peer);
   }
   if (!peer.up) {
     peer.up = true;
@@ -207,7 +208,7 @@ void Node::attached(Time now, Peer& peer, ConnectionId id) {
 }
 
 void Node::deliver(Time now, Peer& peer, session::Deliver& delivered) {
-  delivered.payload.from_guest = !peer.scope.empty() && peer.scope != policy_->scope();
+  delivered.payload.from_guest = !peer.scope.empty() && peer.scope != authenticator_->scope();
   try {
     switch (static_cast<MessageKind>(delivered.kind)) {
       case MessageKind::call:
@@ -303,22 +304,20 @@ void Node::forget_if_gone(Peer& peer) {
 // ---- sending ----
 
 void Node::send_or_queue(Time now, Peer& peer, session::OutgoingMessage message) {
-  peer.session.check(message);
+  session::check(message, config_.limits);
   if (!peer.session.ready()) return;  // it is being lost
-  guarded(peer, [&] { send_checked(now, peer, std::move(message)); });
-}
-
-void Node::send_checked(Time now, Peer& peer, session::OutgoingMessage message) {
-  touch(peer);
-  const bool small = message.payload.bytes() <= session::kInlineBytes;
-  const bool has_order = peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
-  if (has_order || (!small && !peer.queued.empty()) ||
-      !peer.session.accepts(message.payload.bytes(), message.payload.parts.size(), false)) {
-    peer.session.tell_when_open();
-    if (!mutant("drop_when_window_is_full")) queue(peer, std::move(message));
-  } else {
-    peer.session.send(now, std::move(message));
-  }
+  guarded(peer, [&] {
+    touch(peer);
+    const bool small = message.payload.bytes() <= session::kInlineBytes;
+    const bool has_order =
+        peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
+    if (!has_order && (small || peer.queued.empty()) &&
+        peer.session.send(now, std::move(message))) {
+      return;
+    }
+    if (mutant("drop_when_window_is_full")) return;
+    queue(peer, std::move(message));  // NOLINT(bugprone-use-after-move): send() left it
+  });
 }
 
 // Holds calls back while their results wait here; a peer that ignores this is disconnected.
@@ -337,14 +336,11 @@ void Node::queue(Peer& peer, session::OutgoingMessage message) {
 // The messages that the window had refused, in order.
 void Node::flush(Time now, Peer& peer) {
   while (!peer.queued.empty()) {
-    const wire::Payload& payload = peer.queued.front().payload;
-    if (!peer.session.accepts(payload.bytes(), payload.parts.size(), false)) {
-      peer.session.tell_when_open();
-      return;
-    }
-    peer.queued_bytes -= peer.queued.front().payload.bytes();
-    peer.queued_lanes.remove(peer.queued.front().lane);
-    peer.session.send(now, std::move(peer.queued.front()));
+    const std::size_t bytes = peer.queued.front().payload.bytes();
+    const std::uint16_t lane = peer.queued.front().lane;
+    if (!peer.session.send(now, std::move(peer.queued.front()))) return;
+    peer.queued_bytes -= bytes;
+    peer.queued_lanes.remove(lane);
     peer.queued.pop_front();
   }
   while (!peer.backlog.empty()) {
@@ -365,47 +361,25 @@ void Node::send_to(Time now, Peer& peer, Service service, wire::Payload payload)
   if (made) send_or_queue(now, peer, std::move(message));
 }
 
-bool Node::send_service(Time now, const Uid& instance, Service service, wire::Payload payload) {
-  if (closing_) return false;
-  if (instance == config_.instance) {
-    actions_.push_back(ServiceMessage{instance, config_.name, service, std::move(payload)});
-    return true;
-  }
-  Peer* peer = find_peer(instance);
-  if (peer == nullptr || !peer->up) return false;
-  send_to(now, *peer, service, std::move(payload));
-  settle(now);
-  return true;
-}
-
 void Node::send_service_to(Time now, const Uid& instance, const std::string& name, Service service,
                            wire::Payload payload, const std::string& scope) {
   if (closing_) return;
-  const Peer* peer = find_peer(instance);
-  if (peer != nullptr && !may_concern(*peer, scope)) return;
-  if (instance == config_.instance || (peer != nullptr && peer->up)) {
-    send_service(now, instance, service, std::move(payload));
-  } else if (mutant("services_by_name")) {
-    send_service_to_name(now, name, service, std::move(payload), scope);
-  } else if (!name.empty() && name != config_.name) {
-    keep_for(now, name, service_message(service, std::move(payload)), instance, scope);
-    settle(now);
-  }
-}
-
-void Node::send_service_to_name(Time now, const std::string& name, Service service,
-                                wire::Payload payload, const std::string& scope) {
-  if (closing_) return;
-  if (name == config_.name) {
-    send_service(now, config_.instance, service, std::move(payload));
+  if (instance == config_.instance || (instance.empty() && name == config_.name)) {
+    actions_.push_back(ServiceMessage{config_.instance, config_.name, service, std::move(payload)});
     return;
   }
-  Peer* peer = find_peer(name, {});
-  if (peer == nullptr) peer = find_peer(name, scope);
+  Peer* peer = find_peer(instance);
+  if (peer != nullptr && !may_concern(*peer, scope)) return;
+  const bool any = instance.empty() || mutant("services_by_name");
+  if (any && (peer == nullptr || !peer->up)) {
+    peer = find_peer(name, {});
+    if (peer == nullptr) peer = find_peer(name, scope);
+  }
   if (peer != nullptr && peer->up) {
     send_to(now, *peer, service, std::move(payload));
-  } else {
-    keep_for(now, name, service_message(service, std::move(payload)), {}, scope);
+  } else if (!name.empty() && name != config_.name) {
+    keep_for(now, name, service_message(service, std::move(payload)), any ? Uid{} : instance,
+             scope);
   }
   settle(now);
 }

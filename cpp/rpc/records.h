@@ -30,9 +30,6 @@ inline constexpr std::uint16_t kServiceLanes = 0xff00;
 // side keep them: only credit holds items back.
 inline constexpr std::uint64_t kMostCredit = 1024;
 
-// Addresses that could not be reached, and why.
-using Tried = std::map<std::string, TriedAddress, std::less<>>;
-
 struct WaitingCall {
   CallId id = 0;
   std::uint16_t lane = 0;
@@ -111,19 +108,6 @@ struct Connection {
   wire::Channel channel() const { return {kind, traits.binding}; }
 };
 
-// Why a connection is refused.
-struct Objection {
-  enum class Why : std::uint8_t {
-    version,         // it speaks another one
-    itself,          // the dialler reached itself: not reported to the user
-    name_taken,      // by a peer that answers
-    name_may_be,     // by a peer heard a moment ago: the other side dials again
-    not_authorised,  // it has not proven that it may connect
-  };
-  Why why;
-  std::string text;
-};
-
 // The items of a stream at its caller.
 struct ItemsIn {
   std::uint64_t allowed = 0;
@@ -151,7 +135,7 @@ struct Call {
   std::uint16_t lane = 0;
   Time deadline = kNever;
   Time started{};
-  Uid instance;  // the instance it was sent to
+  Uid instance;  // the instance that it waits for, was sent to, or runs at
   std::optional<ItemsIn> stream;
 };
 
@@ -160,12 +144,6 @@ struct Running {
   Time deadline = kNever;
   std::size_t bytes = 0;
   std::optional<ItemsOut> stream;
-};
-
-struct CallKeyHash {
-  std::size_t operator()(const CallKey& key) const {
-    return static_cast<std::size_t>((key.caller.low ^ key.id) * 0x9e3779b97f4a7c15ULL);
-  }
 };
 
 // A name that no connected peer has yet, with the messages and calls that wait for it.

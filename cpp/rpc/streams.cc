@@ -15,7 +15,7 @@ namespace moolink::rpc {
 // The time-out runs while an item may come; a caller that takes no items has no time-out.
 void Node::await_items(Time now, CallId id, Call& call) {
   const ItemsIn& items = *call.stream;
-  if (call.deadline != kNever) timers_.forget([this](const Timer& timer) { return counts(timer); });
+  if (call.deadline != kNever) forget_timer();
   const bool may_come = items.taken + items.early.size() < items.allowed;
   const bool limited = items.timeout >= Duration(0) && items.timeout < kNever - now;
   call.deadline = may_come && limited ? now + items.timeout : kNever;

@@ -13,15 +13,7 @@ namespace moolink::session {
 namespace {
 
 bool in_frame(const wire::PartHead& head) {
-  switch (head.where) {
-    case wire::PartWhere::inline_:
-      return true;
-    case wire::PartWhere::stream:
-    case wire::PartWhere::grant:
-    case wire::PartWhere::loan:
-    case wire::PartWhere::placed:
-      break;
-  }
+  if (head.where == wire::PartWhere::inline_) return true;
   if (head.bytes == 0) wire::fail("an empty part outside its frame");
   return false;
 }
@@ -119,7 +111,7 @@ std::uint64_t& Inbox::held(const Inbound& inbound) {
 }
 
 void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
-  part.received = 0;
+  part.announced = part.received = 0;
   if (head.where == wire::PartWhere::loan) {
     part.how = InboundPart::How::lent;
     part.memory = {};
@@ -199,40 +191,39 @@ void Inbox::mapped(wire::ConnectionId connection, std::uint64_t seq, std::uint32
   part_complete(seq, *inbound, *part, std::move(bytes));
 }
 
-std::span<std::byte> Inbox::chunk_target(wire::ConnectionId connection,
-                                         const wire::ChunkHead& head) {
+std::optional<std::span<std::byte>> Inbox::chunk_target(wire::ConnectionId connection,
+                                                        const wire::ChunkHead& head) {
   Inbound* inbound = find(head.seq);
-  if (inbound == nullptr) return {};
+  if (inbound == nullptr) return std::nullopt;  // complete: a late attempt
+  const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
+  const bool any = mutant("accept_old_attempt");
+  if (!current && !any) return std::nullopt;
   InboundPart* part = inbound->find(head.part);
-  if (part == nullptr || part->complete || part->memory.empty() ||
-      part->how != InboundPart::How::stream) {
-    return {};
+  if (part == nullptr) wire::fail("a chunk of a part that its message does not have");
+  if (part->complete) return std::nullopt;
+  if (part->how != InboundPart::How::stream) wire::fail("a chunk of a part that is not streamed");
+  if (head.offset != part->announced && !any) wire::fail("a chunk out of order");
+  if (head.bytes == 0 || head.offset > part->size || head.bytes > part->size - head.offset) {
+    wire::fail("a chunk beyond its part");
   }
-  const bool current = inbound->connection == connection && inbound->attempt == head.attempt &&
-                       head.offset == part->received;
-  if (!current && !mutant("accept_old_attempt")) return {};
-  if (head.offset > part->size || head.bytes > part->size - head.offset) return {};
+  part->announced += head.bytes;
+  if (part->memory.empty()) return std::span<std::byte>();
   return part->memory.span().subspan(static_cast<std::size_t>(head.offset),
                                      static_cast<std::size_t>(head.bytes));
 }
 
 void Inbox::chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head) {
   Inbound* inbound = find(head.seq);
-  if (inbound == nullptr) return;  // complete: a late attempt
+  if (inbound == nullptr) return;
   const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
   if (!current && !mutant("accept_old_attempt")) return;
   InboundPart* part = inbound->find(head.part);
-  if (part == nullptr) wire::fail("a chunk of a part that its message does not have");
-  if (part->complete) return;
-  if (part->how != InboundPart::How::stream) wire::fail("a chunk of a part that is not streamed");
-  if (head.offset != part->received && !mutant("accept_old_attempt")) {
-    wire::fail("a chunk out of order");
-  }
-  if (head.bytes == 0 || head.bytes > part->size - part->received) {
-    wire::fail("a chunk beyond its part");
-  }
+  if (part == nullptr || part->complete) return;
   part->received += head.bytes;
-  if (part->received == part->size) part_complete(head.seq, *inbound, *part, part->memory);
+  const bool early = mutant("complete_when_announced") && part->announced == part->size;
+  if (part->received == part->size || early) {
+    part_complete(head.seq, *inbound, *part, part->memory);
+  }
 }
 
 bool Inbox::wanted(wire::ConnectionId connection, const wire::Want& want) {
@@ -301,7 +292,7 @@ bool Inbox::has_open_grants(const Inbound& inbound) const {
   const auto open = [](const InboundPart& part) {
     return part.how == InboundPart::How::granted && !part.complete;
   };
-  return open(inbound.body) || std::any_of(inbound.parts.begin(), inbound.parts.end(), open);
+  return open(inbound.body) || std::ranges::any_of(inbound.parts, open);
 }
 
 // Releases the memory: the path does not reuse it while the sender may write into it.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -25,7 +26,8 @@ struct InboundPart {
   How how = How::in_frame;
   bool complete = false;
   std::uint64_t size = 0;
-  std::uint64_t received = 0;  // of a streamed part: chunks arrive in order
+  std::uint64_t announced = 0;  // bytes of a streamed part; chunks are announced in order
+  std::uint64_t received = 0;   // bytes of its chunks; these end in any order
   std::uint64_t grant = 0;
   std::uint64_t loan = 0;  // its number as a loan, in this attempt or an earlier one
   MutableBuffer memory;    // where chunks or the grant's filler write; empty: discarded
@@ -69,8 +71,10 @@ class Inbox {
   // complete messages, and attempts not later than the known one.
   void accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
               const Buffer& payload, wire::ConnectionId connection, Time deadline);
-  // Memory for a chunk; empty: discard it.
-  std::span<std::byte> chunk_target(wire::ConnectionId connection, const wire::ChunkHead& head);
+  // Memory for a chunk; empty: the part has none, so discard the bytes. nullopt: no part awaits the
+  // chunk, so discard it without chunk_received().
+  std::optional<std::span<std::byte>> chunk_target(wire::ConnectionId connection,
+                                                   const wire::ChunkHead& head);
   void chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head);
 
   // The sender asks for a grant. False: not wanted any more.

@@ -33,8 +33,7 @@ bool Session::asks_to_lend(const Link& link, std::uint64_t seq, Outgoing& outgoi
   PassSegments pass{link.connection, seq, {}};
   const std::vector<wire::LentPart>& lent = outgoing.message.payload.lent;
   for (std::size_t i = 0; i < lent.size(); ++i) {
-    const bool known = std::find(pass.segments.begin(), pass.segments.end(), lent[i].segment) !=
-                       pass.segments.end();
+    const bool known = std::ranges::find(pass.segments, lent[i].segment) != pass.segments.end();
     if (!known && may_lend(link, outgoing, i)) pass.segments.push_back(lent[i].segment);
   }
   if (pass.segments.empty()) return false;
@@ -88,21 +87,6 @@ void Session::map_loans(const Link& link) {
   for (const Inbox::ToMap& part : inbox_.take_to_map()) {
     if (!link.traits.loans) wire::fail("a loan on a path that has none");
     actions_.push_back(MapLoan{link.connection, id_, part.seq, part.part, part.place});
-  }
-}
-
-void Session::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
-                          Buffer bytes, const Error& error) {
-  if (find(connection) == nullptr) return;
-  if (error.code == ErrorCode::wire) {
-    lose(error, 0);
-    return;
-  }
-  try {
-    inbox_.mapped(connection, seq, part, std::move(bytes), error);
-    deliver_ready(now);
-  } catch (const Exception& broken) {
-    lose(broken.error(), 0);
   }
 }
 

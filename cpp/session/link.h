@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,8 +33,7 @@ struct Link {
 
   // Greeting: the connection carries messages once both sides have named the same session.
   wire::Hello ours;
-  bool has_said = false;
-  std::uint64_t said = 0;  // the session last named on it
+  std::optional<std::uint64_t> said;  // the session last named on it
   bool attached = false;
 
   // Liveness.
@@ -57,8 +59,8 @@ struct Link {
   };
   std::vector<Standing> standing;
 
-  // Receiving: the part that the incoming chunk is being written into.
-  std::uint64_t receiving_seq = 0;
+  // Announced chunks whose bytes are not complete: message, part, offset.
+  std::set<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>> receiving;
 };
 
 }  // namespace moolink::session

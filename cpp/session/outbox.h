@@ -85,8 +85,6 @@ class Outbox {
 
   // Whether a message of `bytes` in all, of `parts` parts, fits the windows.
   bool has_room(std::uint64_t bytes, std::size_t parts, bool held) const;
-  // Throws Exception{invalid_argument} when a message is over the limits.
-  void check(const OutgoingMessage& message) const { session::check(message, limits_); }
   // Numbers the message; the caller has checked has_room and check.
   std::uint64_t push(OutgoingMessage message);
 

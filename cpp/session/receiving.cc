@@ -17,6 +17,56 @@ Time deadline_of(Time now, std::uint64_t ttl_us) {
 
 }  // namespace
 
+template <class Work>
+void Session::checked(Work&& work) {
+  try {
+    work();
+  } catch (const Exception& broken) {
+    lose(broken.error(), 0);
+  }
+}
+
+void Session::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
+  Link* link = find(connection);
+  if (link == nullptr) return;  // closed by this side
+  checked([&] { dispatch(now, *link, frame); });
+}
+
+std::span<std::byte> Session::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
+  std::span<std::byte> bytes;
+  Link* link = find(connection);
+  if (link == nullptr || !link->attached) return bytes;
+  checked([&] {
+    const auto target = inbox_.chunk_target(connection, head);
+    if (!target) return;
+    link->receiving.emplace(head.seq, head.part, head.offset);
+    bytes = *target;
+  });
+  return bytes;
+}
+
+void Session::chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head) {
+  Link* link = find(connection);
+  if (link == nullptr || !link->attached) return;
+  link->last_heard = now;
+  last_heard_ = now;
+  if (link->receiving.erase({head.seq, head.part, head.offset}) == 0) return;  // it was discarded
+  checked([&] {
+    inbox_.chunk_received(connection, head);
+    deliver_ready(now);
+  });
+}
+
+void Session::loan_mapped(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
+                          Buffer bytes, const Error& error) {
+  if (find(connection) == nullptr) return;
+  if (error.code == ErrorCode::wire) return lose(error, 0);
+  checked([&] {
+    inbox_.mapped(connection, seq, part, std::move(bytes), error);
+    deliver_ready(now);
+  });
+}
+
 void Session::dispatch(Time now, Link& link, const wire::ReceivedFrame& frame) {
   link.last_heard = now;
   if (frame.header.type == wire::FrameType::welcome) {
@@ -96,16 +146,18 @@ void Session::ack_due(Time now, std::uint32_t messages) {
   if (acks_due_ >= config_.timing.ack_every) write_ack(now);
 }
 
-// An older attempt may still be being written into the message's memory: by a partly received
-// chunk, or by the sender into a grant. Its connection ends before the new one starts.
+// Connections may still write an older attempt into the message's memory: by chunks that are not
+// complete, or by the sender into a grant. They end before the new attempt starts.
 void Session::close_writers(Time now, std::uint64_t seq, ConnectionId except) {
   const Inbound* inbound = inbox_.find(seq);
   std::vector<ConnectionId> writers;
   for (const auto& [connection, link] : links_) {
     const bool by_grant = connection == inbound->connection && inbox_.has_open_grants(*inbound);
-    if (connection != except && (link.receiving_seq == seq || by_grant)) {
-      writers.push_back(connection);
-    }
+    const auto chunk = link.receiving.lower_bound({seq, 0, 0});
+    const bool by_chunk = chunk != link.receiving.end() && std::get<0>(*chunk) == seq;
+    if (connection != except && (by_chunk || by_grant)) writers.push_back(connection);
+    if (connection == except && by_chunk)
+      wire::fail("a later attempt before the earlier one's chunks");
   }
   if (mutant("keep_old_writer")) return;
   for (const ConnectionId connection : writers) {

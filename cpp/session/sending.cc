@@ -26,6 +26,17 @@ bool by_grant(const wire::PathTraits& traits, std::uint32_t part, std::uint64_t 
 
 }  // namespace
 
+bool Session::send(Time now, OutgoingMessage&& message) {
+  check(message, config_.limits);
+  if (!accepts(message.payload.bytes(), message.payload.parts.size(), message.held)) {
+    was_full_ = true;
+    return false;
+  }
+  const std::uint64_t seq = outbox_.push(std::move(message));
+  if (Link* link = best_link(now)) write_message(now, *link, seq);
+  return true;
+}
+
 // Every frame carries the acknowledgement; a separate ACK is needed only without traffic, or for
 // numbers above a gap.
 void Session::write(Link& link, wire::Frame frame) {
@@ -124,7 +135,7 @@ void Session::write_parts(Link& link) {
       return part.state == LargePart::State::waiting || part.state == LargePart::State::streaming;
     };
     idle = write_part(link, seq, *outgoing) ? 0 : idle + 1;
-    if (std::any_of(outgoing->large.begin(), outgoing->large.end(), unsent)) {
+    if (std::ranges::any_of(outgoing->large, unsent)) {
       link.turns.push_back(seq);
     }
   }

@@ -28,38 +28,6 @@ void Session::attach(Time now, ConnectionId connection, wire::PathKind kind,
   say_welcome(link);
 }
 
-void Session::received(Time now, ConnectionId connection, const wire::ReceivedFrame& frame) {
-  Link* link = find(connection);
-  if (link == nullptr) return;  // closed by this side
-  try {
-    dispatch(now, *link, frame);
-  } catch (const Exception& broken) {
-    lose(broken.error(), 0);
-  }
-}
-
-std::span<std::byte> Session::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
-  Link* link = find(connection);
-  if (link == nullptr || !link->attached) return {};
-  const std::span<std::byte> target = inbox_.chunk_target(connection, head);
-  link->receiving_seq = target.empty() ? 0 : head.seq;
-  return target;
-}
-
-void Session::chunk_received(Time now, ConnectionId connection, const wire::ChunkHead& head) {
-  Link* link = find(connection);
-  if (link == nullptr || !link->attached) return;
-  link->receiving_seq = 0;
-  link->last_heard = now;
-  last_heard_ = now;
-  try {
-    inbox_.chunk_received(connection, head);
-    deliver_ready(now);
-  } catch (const Exception& broken) {
-    lose(broken.error(), 0);
-  }
-}
-
 void Session::grant_ready(Time now, ConnectionId connection, std::uint64_t seq, std::uint32_t part,
                           const wire::GrantPlace& place, MutableBuffer memory) {
   Link* link = find(connection);
@@ -96,21 +64,6 @@ void Session::writable(Time, ConnectionId connection) {
   write_parts(*link);
 }
 
-bool Session::accepts(std::size_t bytes, std::size_t parts, bool held) const {
-  return ready_ && outbox_.has_room(bytes, parts, held);
-}
-
-bool Session::send(Time now, OutgoingMessage message) {
-  outbox_.check(message);
-  if (!accepts(message.payload.bytes(), message.payload.parts.size(), message.held)) {
-    was_full_ = true;
-    return false;
-  }
-  const std::uint64_t seq = outbox_.push(std::move(message));
-  if (Link* link = best_link(now)) write_message(now, *link, seq);
-  return true;
-}
-
 void Session::set_receive_window(Time now, std::uint64_t bytes, std::uint64_t messages) {
   receive_window_ = {bytes, messages};
   ++window_number_;
@@ -131,8 +84,7 @@ void Session::end(const Error& reason, bool farewell) {
 }
 
 bool Session::connected() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& entry) { return entry.second.attached; });
+  return std::ranges::any_of(links_, [](const auto& entry) { return entry.second.attached; });
 }
 
 void Session::drain(std::vector<Action>& into) {
@@ -159,7 +111,7 @@ std::vector<LinkInfo> Session::links(Time now) const {
     infos.push_back({connection, link.kind, link.traits.preference, &link == best,
                      now - link.last_heard, link.round_trip, link.last_round_trip});
   }
-  std::stable_sort(infos.begin(), infos.end(), [](const LinkInfo& a, const LinkInfo& b) {
+  std::ranges::stable_sort(infos, [](const LinkInfo& a, const LinkInfo& b) {
     return std::pair(a.in_use, a.preference) > std::pair(b.in_use, b.preference);
   });
   return infos;

@@ -201,13 +201,14 @@ class Session {
   bool ready() const { return ready_; }
   // Whether send() would take a message of this size and number of parts now. `held`: one that the
   // peer may hold back with WINDOW (calls; never replies, which the peer's calls wait for).
-  bool accepts(std::size_t bytes, std::size_t parts, bool held) const;
-  // Throws Exception{invalid_argument} if the message is over the limits.
-  void check(const OutgoingMessage& message) const { outbox_.check(message); }
+  bool accepts(std::size_t bytes, std::size_t parts, bool held) const {
+    return ready_ && outbox_.has_room(bytes, parts, held);
+  }
   // WindowOpened will come: the caller has something that accepts() refused.
   void tell_when_open() { was_full_ = true; }
-  // Takes the message, or returns false: not ready(), or the window is full. Throws as check().
-  bool send(Time now, OutgoingMessage message);
+  // Takes the message. Returns false and leaves it if this is not ready(), or the window is full:
+  // then WindowOpened will come. Throws as check().
+  bool send(Time now, OutgoingMessage&& message);
   // No reference to these loans of the peer's session is left here.
   void return_loans(Time now, std::uint64_t session, std::span<const std::uint64_t> loans);
   // How many calls may be sent to this side: 0 stops the peer's calls, see accepts().
@@ -243,7 +244,7 @@ class Session {
  private:
   using Links = std::map<ConnectionId, Link>;
 
-  // greeting.cc
+  // agreement.cc
   bool chooses() const { return config_.self < config_.peer; }
   void welcomed(Time now, Link& link, const wire::ReceivedFrame& frame);
   void welcomed_as_chooser(Time now, Link& link, const wire::Hello& theirs);
@@ -255,6 +256,9 @@ class Session {
   void restart(std::uint64_t id, ConnectionId except);
 
   // receiving.cc
+  // A violation of the protocol in `work` ends the session.
+  template <class Work>
+  void checked(Work&& work);
   void dispatch(Time now, Link& link, const wire::ReceivedFrame& frame);
   void received_message(Time now, Link& link, const wire::ReceivedFrame& frame);
   void received_grant(Time now, Link& link, const wire::Grant& grant);

@@ -24,8 +24,7 @@ constexpr std::size_t kMostStanding = 64;
 
 // After a part of `bytes` has arrived in a grant, more of its kind are likely.
 void Session::offer_standing(const Link& link, std::uint64_t bytes) {
-  // Another host's memory cannot be captured into.
-  if (bytes < kInlineBytes || link.kind == wire::PathKind::verbs) return;
+  if (bytes < kInlineBytes || !link.traits.standing_grants) return;
   const std::uint64_t size = std::bit_ceil(bytes);
   const Inbox::Standing standing = inbox_.standing(link.connection);
   if (standing.grants >= kStandingGrants || size > kStandingBytes - standing.bytes) return;

@@ -160,4 +160,8 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
+std::string layout_text(DType dtype, std::span<const std::int64_t> shape) {
+  return std::string(dtype_name(dtype)) + " " + shape_text(shape);
+}
+
 }  // namespace moolink::tensor

@@ -27,6 +27,9 @@ struct Device {
   std::string name() const;  // "cpu", "cuda:0"
 };
 
+// Row-major without gaps; strides of dimensions of size 1, and of empty tensors, do not matter.
+bool is_contiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
+
 // A tensor in place, by reference.
 struct TensorRef {
   std::byte* data = nullptr;
@@ -35,6 +38,8 @@ struct TensorRef {
   Shape strides;
   Device device;
   bool read_only = false;
+
+  bool is_contiguous() const { return tensor::is_contiguous(shape, strides); }
 };
 
 // Product of the dimensions. Empty: more than 64 dimensions, a negative one, or a product of the
@@ -44,14 +49,13 @@ std::optional<std::uint64_t> element_count(std::span<const std::int64_t> shape);
 std::optional<std::uint64_t> byte_size(std::size_t item_size, std::span<const std::int64_t> shape);
 
 Shape contiguous_strides(std::span<const std::int64_t> shape);
-// Row-major without gaps; strides of dimensions of size 1, and of empty tensors, do not matter.
-bool is_contiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
 
 // Copies the elements at `data` in row-major order to `out`, which has room for all of them.
 // Strides count units of `item_size` bytes.
 void gather(const std::byte* data, std::size_t item_size, std::span<const std::int64_t> shape,
             std::span<const std::int64_t> strides, std::byte* out);
 
-std::string shape_text(std::span<const std::int64_t> shape);  // "(3, 4)"
+std::string shape_text(std::span<const std::int64_t> shape);                // "(3, 4)"
+std::string layout_text(DType dtype, std::span<const std::int64_t> shape);  // "float32 (3, 4)"
 
 }  // namespace moolink::tensor

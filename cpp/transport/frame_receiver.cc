@@ -7,8 +7,8 @@
 
 namespace moolink::transport {
 
-FrameReceiver::FrameReceiver(Environment& environment, Connection& connection)
-    : environment_(environment), connection_(connection), limits_(environment.limits) {
+FrameReceiver::FrameReceiver(Environment& environment, Connection& connection, OwnFrames* own)
+    : environment_(environment), connection_(connection), own_(own), limits_(environment.limits) {
   expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
 }
 
@@ -30,7 +30,9 @@ void FrameReceiver::finish_stage() {
   // The next stage is set before the handler is called, because the handler may stop this receiver.
   expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
   if (done == Stage::frame) {
-    environment_.handler.received(connection_, {header_, std::exchange(frame_, {})});
+    wire::ReceivedFrame frame{header_, std::exchange(frame_, {})};
+    if (own_ != nullptr && own_->takes(frame)) return;
+    environment_.handler.received(connection_, std::move(frame));
   } else {
     environment_.handler.chunk_received(connection_, chunk_);
   }
@@ -52,12 +54,18 @@ void FrameReceiver::finish_header() {
 void FrameReceiver::finish_chunk_head() {
   chunk_ =
       wire::decode<wire::ChunkHead>(std::span<const std::byte>(scratch_.data(), header_.control));
-  if (chunk_.bytes != header_.length - header_.control) {
+  const bool apart = header_.flags != 0 && own_ != nullptr;
+  if (header_.length - header_.control != (apart ? 0 : chunk_.bytes)) {
     throw Exception(ErrorCode::wire, "a chunk's length differs from its frame's");
   }
   const std::span<std::byte> target = environment_.handler.chunk_target(connection_, chunk_);
   if (!target.empty() && target.size() != chunk_.bytes) {
     throw Exception(ErrorCode::error, "a chunk's target has another size than the chunk");
+  }
+  if (apart) {
+    expect(Stage::header, scratch_.data(), wire::kHeaderBytes);
+    if (!stopped_) own_->chunk_apart(header_.flags, chunk_, target);
+    return;
   }
   expect(Stage::chunk, stopped_ || target.empty() ? nullptr : target.data(),
          static_cast<std::size_t>(chunk_.bytes));

@@ -27,18 +27,13 @@ Listener::Listener(Environment& environment, Descriptor socket, Accepted accepte
       socket_(std::move(socket)),
       accepted_(std::move(accepted)),
       watch_(environment.loop.watch(socket_.get(), EPOLLIN,
-                                    [this](std::uint32_t) { accept_some(); })) {}
-
-Listener::~Listener() {
-  environment_.loop.cancel(pause_);
-  environment_.loop.unwatch(watch_);
-}
+                                    [this](std::uint32_t) MOOLINK_LOCKED { accept_some(); })) {}
 
 void Listener::accept_some() {
   bool more = true;
   for (int accepted = 0; more && accepted < kAcceptedAtOnce; ++accepted) {
-    guard([&] { more = accept_one(); },
-          [this](const Error& error) { environment_.handler.cannot_accept(error); });
+    guard([&]() MOOLINK_LOCKED { more = accept_one(); },
+          [this](const Error& error) MOOLINK_LOCKED { environment_.handler.cannot_accept(error); });
   }
 }
 
@@ -62,9 +57,9 @@ bool Listener::accept_one() {
 
 // The socket would stay ready and spin.
 void Listener::look_away() {
-  pause_ = environment_.loop.at(io::now() + kPause, [this] {
-    guard([this] { environment_.loop.change(watch_, EPOLLIN); },
-          [this](const Error&) { look_away(); });
+  pause_ = environment_.loop.timer(io::now() + kPause, [this] {
+    guard([this]() MOOLINK_LOCKED { environment_.loop.change(watch_, EPOLLIN); },
+          [this](const Error&) MOOLINK_LOCKED { look_away(); });
   });
   environment_.loop.change(watch_, 0);
 }

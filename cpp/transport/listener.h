@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/descriptor.h"
+#include "base/thread_safety.h"
 #include "io/loop.h"
 #include "transport/transport.h"
 
@@ -19,7 +20,6 @@ class Listener {
       std::function<void(Descriptor socket, const sockaddr_storage& from, socklen_t size)>;
 
   Listener(Environment& environment, Descriptor socket, Accepted accepted);
-  ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
@@ -27,15 +27,15 @@ class Listener {
   void abandon() noexcept { socket_.reset(); }
 
  private:
-  void accept_some();
-  bool accept_one();
-  void look_away();
+  void accept_some() MOOLINK_LOCKED;
+  bool accept_one() MOOLINK_LOCKED;
+  void look_away() MOOLINK_LOCKED;
 
   Environment& environment_;
   Descriptor socket_;
   const Accepted accepted_;
-  io::Loop::WatchId watch_ = 0;
-  io::Loop::TimerKey pause_{};  // no descriptors were left: accepts again then
+  io::Loop::Watch watch_;
+  io::Loop::Timer pause_;  // no descriptors were left: accepts again then
 };
 
 }  // namespace moolink::transport

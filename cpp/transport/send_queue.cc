@@ -5,7 +5,7 @@
 namespace moolink::transport {
 
 std::span<const std::byte> SendQueue::OutgoingFrame::piece(std::size_t index) const {
-  if (index == 0) return header;
+  if (index == 0) return bare ? std::span<const std::byte>() : header;
   if (index == 1) return frame.control.span();
   return frame.payload[index - 2].span();
 }
@@ -14,6 +14,12 @@ void SendQueue::push(wire::Frame frame) {
   bytes_ += frame.bytes();
   const auto header = wire::encode_header(frame.header);
   queue_.push_back({header, std::move(frame)});
+  was_full_ = was_full_ || full();
+}
+
+void SendQueue::push(std::vector<Buffer> bytes) {
+  for (const Buffer& piece : bytes) bytes_ += piece.size();
+  queue_.push_back({{}, {{}, {}, std::move(bytes)}, true});
   was_full_ = was_full_ || full();
 }
 

@@ -7,7 +7,9 @@
 #include <deque>
 #include <span>
 #include <utility>
+#include <vector>
 
+#include "base/buffer.h"
 #include "wire/frame.h"
 
 namespace moolink::transport {
@@ -20,6 +22,8 @@ class SendQueue {
       : low_water_(low_water), high_water_(high_water) {}
 
   void push(wire::Frame frame);
+  // Queues bytes without a frame's header.
+  void push(std::vector<Buffer> bytes);
   // Moves as much as the ring has room for; true if anything was moved.
   template <class Stream>
   bool write_to(Stream& stream) {
@@ -49,6 +53,7 @@ class SendQueue {
   struct OutgoingFrame {
     std::array<std::byte, wire::kHeaderBytes> header;
     wire::Frame frame;
+    bool bare = false;  // only its payload is sent
 
     std::span<const std::byte> piece(std::size_t index) const;
     std::size_t pieces() const { return 2 + frame.payload.size(); }

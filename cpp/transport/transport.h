@@ -11,6 +11,7 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/limits.h"
+#include "base/thread_safety.h"
 #include "base/uid.h"
 #include "crypto/keyring.h"
 #include "memory/lending_pool.h"
@@ -42,68 +43,76 @@ class Connection {
 
   virtual wire::ConnectionId id() const = 0;
   virtual wire::PathKind path() const = 0;
-  virtual const wire::PathTraits& traits() const = 0;
+  virtual const wire::PathTraits& traits() const MOOLINK_LOCKED = 0;
   virtual const std::string& peer_address() const = 0;  // for people and logs
   // The address of this end on the path, with port 0: others near the peer may reach this host
   // there. Empty on paths without addresses.
-  virtual std::string local_address() const { return {}; }
+  virtual std::string local_address() const MOOLINK_LOCKED { return {}; }
 
   // Queues a frame; its buffers are held by reference until they are written. After close() or a
   // failure it is dropped.
-  virtual void write(wire::Frame frame) = 0;
+  virtual void write(wire::Frame frame) MOOLINK_LOCKED = 0;
   // Sends what write() has queued: called once after a batch of writes, so that frames written
   // together cost one system call, or one ring of the doorbell. The excess leaves later.
-  virtual void flush() = 0;
+  virtual void flush() MOOLINK_LOCKED = 0;
   // Bytes given to write() that have not left yet. Above the high-water mark writable() is false,
   // and Handler::writable is called once the low-water mark is reached.
-  virtual std::size_t queued_bytes() const = 0;
-  virtual bool writable() const = 0;
+  virtual std::size_t queued_bytes() const MOOLINK_LOCKED = 0;
+  virtual bool writable() const MOOLINK_LOCKED = 0;
 
   // The handshake is done: lifts its time limit and its limits on frame size and on the number of
   // unauthenticated connections.
-  virtual void establish() = 0;
+  virtual void establish() MOOLINK_LOCKED = 0;
+  // Tells the Hello::features that both peers have; called before establish().
+  virtual void peers_have(std::uint64_t /*features*/) MOOLINK_LOCKED {}
 
   // Sends the queue for at most a moment, then closes. Handler::closed is not called.
-  virtual void close() = 0;
+  virtual void close() MOOLINK_LOCKED = 0;
 
   // Only on paths with grants. nullopt: no memory now, the part must come as chunks.
-  virtual std::optional<Grant> allocate_grant(std::size_t /*bytes*/) { return std::nullopt; }
+  virtual std::optional<Grant> allocate_grant(std::size_t /*bytes*/) MOOLINK_LOCKED {
+    return std::nullopt;
+  }
   // Copies into the peer's grant, in slices and off the lock if large; then Handler::grant_filled.
   // Throws Exception{wire} if the place is not one that the peer can have granted.
-  virtual void fill_grant(const wire::GrantPlace& /*place*/, Buffer /*bytes*/) {
+  virtual void fill_grant(const wire::GrantPlace& /*place*/, Buffer /*bytes*/) MOOLINK_LOCKED {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
   // Whether the path takes parts in this CUDA device's memory (device::Block), as far as known: by
   // fill_grant(), or as loans. write() reads only the host's memory.
-  virtual bool reads_device(int /*device*/) const { return false; }
+  virtual bool reads_device(int /*device*/) const MOOLINK_LOCKED { return false; }
   // Why fill_grant() cannot read these bytes of a device; empty: it can.
-  virtual std::string refusal_of(const Buffer& /*bytes*/) { return "the path cannot read them"; }
+  virtual std::string refusal_of(const Buffer& /*bytes*/) MOOLINK_LOCKED {
+    return "the path cannot read them";
+  }
 
   // The peer's memory of a grant, for this process to write; it stays mapped after the connection
   // has ended. Throws like fill_grant().
-  virtual MutableBuffer grant_memory(const wire::GrantPlace& /*place*/) {
+  virtual MutableBuffer grant_memory(const wire::GrantPlace& /*place*/) MOOLINK_LOCKED {
     throw Exception(ErrorCode::wire, "this path has no grants");
   }
 
   // Only on paths with traits().loans. Lets the peer map a segment of the lending pool; done once,
   // more calls cost nothing. False: not now, or the segment is gone.
-  virtual bool pass_segment(std::uint64_t /*segment*/) { return false; }
+  virtual bool pass_segment(std::uint64_t /*segment*/) MOOLINK_LOCKED { return false; }
   // Whether the peer has reported that it mapped the segment.
-  virtual bool is_mapped(std::uint64_t /*segment*/) const { return false; }
+  virtual bool is_mapped(std::uint64_t /*segment*/) const MOOLINK_LOCKED { return false; }
   // The peer's bytes, for reading only; they stay mapped after the connection has ended. Throws
   // Exception{wire} if the peer has passed no such place, another code if the system refuses.
-  virtual Buffer map_loan(const wire::LoanPlace& /*place*/) {
+  virtual Buffer map_loan(const wire::LoanPlace& /*place*/) MOOLINK_LOCKED {
     throw Exception(ErrorCode::wire, "this path has no loans");
   }
   // The bytes of a whole segment that the peer has passed and this side has mapped. They stay
   // available after the connection has ended, while this object lives. Null: there is none.
-  virtual LentBytes lent_bytes(std::uint64_t /*segment*/) const { return nullptr; }
+  virtual LentBytes lent_bytes(std::uint64_t /*segment*/) const MOOLINK_LOCKED { return nullptr; }
 
   // Only between processes of one host: passes descriptors (segments, doorbells) to the peer, whose
   // handler gets them with the key. The caller keeps them. False: this path cannot, not now, or the
   // connection is closed.
-  virtual bool share(const Uid& /*key*/, std::span<const int> /*descriptors*/) { return false; }
+  virtual bool share(const Uid& /*key*/, std::span<const int> /*descriptors*/) MOOLINK_LOCKED {
+    return false;
+  }
 };
 
 // Events of a transport; implemented by the runtime, which forwards them to the Node.
@@ -112,31 +121,42 @@ class Handler {
   virtual ~Handler() = default;
 
   // dialled_address: as given to Transport::dial; empty for an accepted connection.
-  virtual void opened(std::shared_ptr<Connection> connection,
-                      const std::string& dialled_address) = 0;
+  virtual void opened(std::shared_ptr<Connection> connection, const std::string& dialled_address)
+      MOOLINK_LOCKED = 0;
   // The connection failed or the peer closed it; no more events follow. peer_dead: the path proves
   // that the peer's process has ended (pidfd); an end of file is no proof.
-  virtual void closed(Connection& connection, const Error& error, bool peer_dead) = 0;
+  virtual void closed(Connection& connection, const Error& error, bool peer_dead)
+      MOOLINK_LOCKED = 0;
   // code peer_lost: the host answered that nothing listens there (ECONNREFUSED), which proves on
   // the peer's own host that its process is gone. Any other code: no answer. code auth: the two
   // sides do not have the same key; error.peer is the name that the other side claims, if any.
-  virtual void dial_failed(const std::string& address, const Error& error) = 0;
+  virtual void dial_failed(const std::string& address, const Error& error) MOOLINK_LOCKED = 0;
   // A connection was refused before it was opened.
-  virtual void turned_away(const Error& /*error*/) {}
+  virtual void turned_away(const Error& /*error*/) MOOLINK_LOCKED {}
   // This process has no descriptor or memory for a waiting connection; it is tried again.
-  virtual void cannot_accept(const Error& /*error*/) {}
+  virtual void cannot_accept(const Error& /*error*/) MOOLINK_LOCKED {}
 
-  virtual void received(Connection& connection, wire::ReceivedFrame frame) = 0;
+  virtual void received(Connection& connection, wire::ReceivedFrame frame) MOOLINK_LOCKED = 0;
   // Memory for the bytes of a chunk, of exactly head.bytes; empty: read and discard them.
-  virtual std::span<std::byte> chunk_target(Connection& connection,
-                                            const wire::ChunkHead& head) = 0;
-  // The chunk is in its memory, or was discarded: every chunk is counted.
-  virtual void chunk_received(Connection& connection, const wire::ChunkHead& head) = 0;
-  virtual void writable(Connection& connection) = 0;
-  virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/) {}
+  virtual std::span<std::byte> chunk_target(Connection& connection, const wire::ChunkHead& head)
+      MOOLINK_LOCKED = 0;
+  // The chunk is in its memory, or was discarded; called once for each. Other frames, and chunks
+  // that were announced later, may be complete first.
+  virtual void chunk_received(Connection& connection, const wire::ChunkHead& head)
+      MOOLINK_LOCKED = 0;
+  virtual void writable(Connection& connection) MOOLINK_LOCKED = 0;
+  virtual void grant_filled(Connection& /*connection*/, const wire::GrantPlace& /*place*/)
+      MOOLINK_LOCKED {}
   // The peer shared these, after the connection was established. The handler owns them now.
   virtual void shared(Connection& /*connection*/, const Uid& /*key*/,
-                      std::vector<Descriptor> /*descriptors*/) {}
+                      std::vector<Descriptor> /*descriptors*/) MOOLINK_LOCKED {}
+};
+
+// Further sockets of a tcp connection, for the bytes of chunks.
+struct StreamSettings {
+  std::size_t most = 4;               // for each connection; 0: none
+  Duration after = milliseconds(50);  // the connection's total wait for its socket before it asks
+  bool within_host = false;           // for tests
 };
 
 // The environment of a transport. Everything in it outlives the transport.
@@ -158,8 +178,9 @@ struct Environment {
   // Whether another thread encrypts and decrypts large transfers in TLS. None: if this process may
   // run on enough processors.
   std::optional<bool> tls_thread{};
+  StreamSettings streams{};
 
-  wire::ConnectionId next_connection_id() { return ++last_connection_id; }
+  wire::ConnectionId next_connection_id() MOOLINK_LOCKED { return ++last_connection_id; }
   wire::ConnectionId last_connection_id = 0;
 };
 
@@ -174,7 +195,7 @@ class Transport {
   virtual void check(const std::string& /*address*/) const {}
   // Listens and returns every address at which peers can dial this process; throws Exception with
   // the reason (in use, no such host, malformed).
-  virtual std::vector<std::string> listen(const std::string& address) = 0;
+  virtual std::vector<std::string> listen(const std::string& address) MOOLINK_LOCKED = 0;
   // The addresses to announce instead of those that listen() returned. Throws
   // Exception{invalid_argument} if they cannot be chosen, or are malformed.
   virtual std::vector<std::string> announced(const std::string& advertise,
@@ -182,10 +203,13 @@ class Transport {
     throw Exception(ErrorCode::invalid_argument,
                     "advertise='" + advertise + "' is of use for tcp addresses only");
   }
+  // The address where this transport listens if another one's listener is bound to these
+  // addresses; empty: it does not.
+  virtual std::string beside(const std::vector<std::string>& /*bound*/) const { return {}; }
   // Ends in Handler::opened or Handler::dial_failed; throws only if the address is malformed.
-  virtual void dial(const std::string& address) = 0;
+  virtual void dial(const std::string& address) MOOLINK_LOCKED = 0;
   // Closes the listeners, the dials in progress and every connection; no more handler calls follow.
-  virtual void stop() = 0;
+  virtual void stop() MOOLINK_LOCKED = 0;
   // In a forked child: closes every descriptor without telling the peers. Async-signal-safe enough
   // to run in pthread_atfork: no lock, no allocation, no handler.
   virtual void abandon() noexcept = 0;

@@ -31,7 +31,6 @@
 
 #include "base/buffer.h"
 #include "base/error.h"
-#include "base/utf8.h"
 
 namespace moolink {
 
@@ -47,6 +46,9 @@ namespace moolink::wire {
 static_assert(std::endian::native == std::endian::little, "moolink runs on little-endian hosts");
 
 [[noreturn]] void fail(const std::string& what);  // throws Exception{ErrorCode::wire}
+
+// Whether the bytes are well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms).
+bool is_utf8(std::string_view bytes);
 
 template <class T>
 inline constexpr bool kIsByte =

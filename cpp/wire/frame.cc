@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <limits>
-#include <tuple>
+#include <type_traits>
 
 #include "base/names.h"
 #include "wire/crc32c.h"
@@ -14,46 +15,33 @@ namespace {
 
 constexpr std::size_t kCheckedBytes = kHeaderBytes - 4;
 
-template <class T>
-void put(std::byte*& at, T value) {
-  std::memcpy(at, &value, sizeof value);
-  at += sizeof value;
-}
-
-template <class T>
-void get(const std::byte*& at, T& value) {
-  std::memcpy(&value, at, sizeof value);
-  at += sizeof value;
-}
-
-// In the order of the format; the checksum follows.
-template <class Header>
-auto fields_of(Header& header) {
-  return std::tie(header.type, header.flags, header.lane, header.length, header.seq, header.ack,
-                  header.control);
-}
+// A FrameHeader in memory has the layout of the format; the checksum follows.
+static_assert(std::is_trivially_copyable_v<FrameHeader> && offsetof(FrameHeader, type) == 0 &&
+              offsetof(FrameHeader, flags) == 1 && offsetof(FrameHeader, lane) == 2 &&
+              offsetof(FrameHeader, length) == 4 && offsetof(FrameHeader, seq) == 8 &&
+              offsetof(FrameHeader, ack) == 16 &&
+              offsetof(FrameHeader, control) + sizeof(FrameHeader::control) == kCheckedBytes);
 
 }  // namespace
 
 std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header) {
   std::array<std::byte, kHeaderBytes> bytes{};
-  std::byte* at = bytes.data();
-  std::apply([&at](const auto&... fields) { (put(at, fields), ...); }, fields_of(header));
-  put(at, crc32c(std::span(bytes).first<kCheckedBytes>()));
+  std::memcpy(bytes.data(), &header, kCheckedBytes);
+  const std::uint32_t checksum = crc32c(std::span(bytes).first<kCheckedBytes>());
+  std::memcpy(bytes.data() + kCheckedBytes, &checksum, sizeof checksum);
   return bytes;
 }
 
 FrameHeader decode_header(std::span<const std::byte, kHeaderBytes> bytes, const Limits& limits) {
-  const std::byte* at = bytes.data();
   FrameHeader header;
-  std::apply([&at](auto&... fields) { (get(at, fields), ...); }, fields_of(header));
+  std::memcpy(static_cast<void*>(&header), bytes.data(), kCheckedBytes);
   std::uint32_t checksum = 0;
-  get(at, checksum);
+  std::memcpy(&checksum, bytes.data() + kCheckedBytes, sizeof checksum);
   if (checksum != crc32c(bytes.first<kCheckedBytes>())) {
     fail("wrong checksum of a frame's header (is the other side a moolink peer?)");
   }
   if (const auto type = static_cast<std::uint8_t>(header.type);
-      type == 0 || header.type > FrameType::close) {
+      type == 0 || header.type > enum_max(header.type)) {
     fail("unknown frame type " + std::to_string(type));
   }
   if (header.length > limits.max_frame - kHeaderBytes) {
@@ -86,7 +74,7 @@ std::optional<std::uint32_t> common_version(const Hello& ours, const Hello& thei
   return newest;
 }
 
-Hello decode_hello(const Buffer& control, const Limits& limits) {
+Hello decode_hello(const Buffer& control) {
   Hello hello;
   Reader start(control);
   start(hello.magic);
@@ -97,19 +85,17 @@ Hello decode_hello(const Buffer& control, const Limits& limits) {
     hello = decode<Hello>(control);
     if (hello.later.bytes.size() > kMaxLaterBytes) fail("too many unknown fields in a greeting");
   }
-  if (!is_name(hello.name) || hello.name.size() > limits.max_name) {
-    fail("a peer's name that is none, or exceeds the limit");
-  }
+  if (!is_name(hello.name)) fail("a peer's name that is malformed, or exceeds the limit");
   if (hello.addresses.size() > kMaxAddresses) fail("too many addresses in a greeting");
   for (const std::string& address : hello.addresses) {
-    if (address.size() > limits.max_name) fail("an address exceeds the limit");
+    if (address.size() > kMaxName) fail("an address exceeds the limit");
   }
   if (hello.rx_have.size() > kMaxHaveWords) fail("a greeting's bitmap exceeds the limit");
   if (hello.keys.size() > kMaxKeys || hello.proof.size() > kMaxKeys * kProofBytes) {
     fail("too many keys or proofs in a greeting");
   }
   for (const std::string& key : hello.keys) {
-    if (key.size() > limits.max_name + 64) fail("a key's name exceeds the limit");
+    if (key.size() > kMaxName + 64) fail("a key's name exceeds the limit");
   }
   if (!hello.instance) fail("a greeting without an instance");
   return hello;

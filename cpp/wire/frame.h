@@ -28,6 +28,9 @@ inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
 // see docs/compatibility.md.
 inline constexpr std::uint32_t kOldestVersion = 1;
 inline constexpr std::uint32_t kVersion = 1;
+// Bits of Hello::features. Peers use a feature only if both have its bit.
+inline constexpr std::uint64_t kStreamsFeature = 1;  // tcp: STREAMS, JOIN, chunks on streams
+inline constexpr std::uint64_t kFeatures = kStreamsFeature;
 inline constexpr std::size_t kHeaderBytes = 32;
 inline constexpr std::size_t kMaxAddresses = 64;
 // Of a greeting's rx_have. Omitted messages are sent again and dropped.
@@ -50,11 +53,13 @@ enum class FrameType : std::uint8_t {
   pong,
   window,
   close,
+  streams,
+  join,
 };
-constexpr FrameType enum_max(FrameType) { return FrameType::close; }
-inline constexpr auto kFrameTypes =
-    enum_names<FrameType::close>("?", "hello", "welcome", "refuse", "message", "chunk", "want",
-                                 "grant", "done", "ack", "ping", "pong", "window", "close");
+constexpr FrameType enum_max(FrameType) { return FrameType::join; }
+inline constexpr auto kFrameTypes = enum_names<FrameType::join>(
+    "?", "hello", "welcome", "refuse", "message", "chunk", "want", "grant", "done", "ack", "ping",
+    "pong", "window", "close", "streams", "join");
 
 // The wire format, little-endian:
 // type u8 | flags u8 | lane u16 | length u32 | seq u64 | ack u64 | control u32 | crc32c u32, the
@@ -204,7 +209,7 @@ struct Grant {
   std::uint64_t seq = 0;  // 0: a standing grant, for any part of any message
   std::uint32_t part = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t segment = 0;  // shm: the segment's number; verbs: rkey
+  std::uint64_t segment = 0;  // its number, or a remote key
   std::uint64_t offset = 0;
 
   auto fields() { return std::tie(grant, seq, part, bytes, segment, offset); }
@@ -245,6 +250,25 @@ struct Window {
   auto fields() { return std::tie(bytes, messages); }
 };
 
+// A frame between the two ends of a tcp connection: the dialler asks for streams, or the acceptor
+// offers them. See docs/design/transport-tcp.md.
+struct Streams {
+  std::uint64_t connection = 0;  // its number at the acceptor; 0: the dialler asks
+  std::uint32_t count = 0;
+  std::array<std::byte, 32> key{};  // for the proofs; random
+
+  auto fields() { return std::tie(connection, count, key); }
+};
+
+// The first frame of a stream, in each direction.
+struct Join {
+  std::uint64_t connection = 0;  // the stream's connection, by its number at the acceptor
+  std::uint32_t index = 0;
+  std::array<std::byte, kProofBytes> proof{};
+
+  auto fields() { return std::tie(connection, index, proof); }
+};
+
 struct Close {
   ErrorCode code = ErrorCode::closed;
   std::string text;
@@ -252,8 +276,8 @@ struct Close {
   auto fields() { return std::tie(code, text); }
 };
 
-// Decoded and checked against the limits; both throw ErrorCode::wire.
-Hello decode_hello(const Buffer& control, const Limits& limits);
+// Decode and check; both throw ErrorCode::wire.
+Hello decode_hello(const Buffer& control);
 MessageHead decode_message_head(const Buffer& control, const Limits& limits);
 
 }  // namespace moolink::wire

@@ -23,6 +23,7 @@ struct Hello;
 
 // A greeting of another version: hello.version=N speaks that one only; hello.next=N speaks N more
 // than this one, has features and fields that this one does not know, and keeps to this one after.
+// hello.features=N has these features only.
 void lie_about_version(Hello& hello);
 
 void lie_in(MessageHead& head);

@@ -85,6 +85,14 @@ struct Payload {
 
 // The same bytes in memory of its own: decoding a payload gives its parts away, so it copies parts
 // that others may still read or send.
-Payload private_copy(const Payload& payload, Allocator& allocator);
+inline Payload private_copy(const Payload& payload, Allocator& allocator) {
+  Payload copy{payload.body, {}};
+  copy.parts.reserve(payload.parts.size());
+  for (const Buffer& part : payload.parts) {
+    copy.parts.push_back(moolink::private_copy(part, allocator));
+  }
+  copy.from_guest = payload.from_guest;
+  return copy;
+}
 
 }  // namespace moolink::wire

@@ -35,7 +35,7 @@ bool is_time_unit(std::string_view text) {
   }
   static constexpr std::array<std::string_view, 13> kUnits = {
       "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"};
-  return std::find(kUnits.begin(), kUnits.end(), text) != kUnits.end();
+  return std::ranges::find(kUnits, text) != kUnits.end();
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ void ValueWriter::complex(std::complex<double> value) {
 
 void ValueWriter::begin(ValueTag kind, const TypeHead& type) {
   tag(kind);
-  const auto known = std::find(types_.begin(), types_.end(), &type);
+  const auto known = std::ranges::find(types_, &type);
   writer_.varint(known == types_.end() ? 0
                                        : static_cast<std::uint64_t>(known - types_.begin()) + 1);
   if (known != types_.end()) return;
@@ -112,23 +112,10 @@ void ValueWriter::scalar(const TensorHead& head, std::span<const std::byte> valu
   writer_.raw(value.data(), value.size());
 }
 
-void ValueWriter::tensor_tag(const TensorHead& head) {
-  if (!head.device) return tag(ValueTag::tensor);
-  tag(ValueTag::device_tensor);
-  writer_.varint(*head.device);
-}
-
-void ValueWriter::inline_tensor(const TensorHead& head, std::span<const std::byte> value) {
-  tensor_tag(head);
-  writer_(head.framework, true);
-  element_type(head);
-  writer_(head.shape);
-  writer_.raw(value.data(), value.size());
-}
-
-void ValueWriter::part_tensor(const TensorHead& head) {
-  tensor_tag(head);
-  writer_(head.framework, false);
+void ValueWriter::tensor(const TensorHead& head, bool is_inline) {
+  tag(head.device ? ValueTag::device_tensor : ValueTag::tensor);
+  if (head.device) writer_.varint(*head.device);
+  writer_(head.framework, is_inline);
   element_type(head);
   writer_(head.shape);
 }
@@ -252,10 +239,7 @@ void ValueReader::read_type() {
   }
 }
 
-void ValueReader::read_bytes() {
-  const std::size_t size = reader_.count();
-  token_.bytes = {reader_.raw(size), size};
-}
+void ValueReader::read_bytes() { take_bytes(reader_.count()); }
 
 void ValueReader::read_element_type() {
   tensor_ = TensorHead{};
@@ -272,8 +256,7 @@ void ValueReader::read_element_type() {
 
 void ValueReader::read_scalar() {
   read_element_type();
-  const std::size_t size = tensor_.item_size();
-  token_.bytes = {reader_.raw(size), size};
+  take_bytes(tensor_.item_size());
 }
 
 void ValueReader::read_device_tensor() {
@@ -297,11 +280,7 @@ void ValueReader::read_tensor() {
   for (std::int64_t& size : tensor_.shape) reader_(size);
   const auto bytes = tensor::byte_size(tensor_.item_size(), tensor_.shape);
   if (!bytes) fail("a tensor of the impossible shape " + tensor::shape_text(tensor_.shape));
-  if (is_inline) {
-    token_.bytes = {reader_.raw(static_cast<std::size_t>(*bytes)),
-                    static_cast<std::size_t>(*bytes)};
-    return;
-  }
+  if (is_inline) return take_bytes(static_cast<std::size_t>(*bytes));
   if (next_part_ == parts_.size()) fail("a tensor whose part is missing");
   if (parts_[next_part_].size() != *bytes) {
     fail("a tensor of " + std::to_string(*bytes) + " bytes whose part has " +

@@ -120,9 +120,12 @@ class ValueWriter {
 
   // `value`: the bytes of the scalar, or of all the tensor's elements.
   void scalar(const TensorHead& head, std::span<const std::byte> value);
-  void inline_tensor(const TensorHead& head, std::span<const std::byte> value);
+  void inline_tensor(const TensorHead& head, std::span<const std::byte> value) {
+    tensor(head, true);
+    writer_.raw(value.data(), value.size());
+  }
   // The tensor's bytes are the message's next part.
-  void part_tensor(const TensorHead& head);
+  void part_tensor(const TensorHead& head) { tensor(head, false); }
 
   Buffer take() { return writer_.take(); }
 
@@ -133,7 +136,7 @@ class ValueWriter {
   }
   void sized(ValueTag kind, const void* data, std::size_t size);
   void element_type(const TensorHead& head);
-  void tensor_tag(const TensorHead& head);
+  void tensor(const TensorHead& head, bool is_inline);
   [[noreturn]] void too_large(std::size_t size) const;  // throws ErrorCode::invalid_argument
 
   std::size_t max_body_;
@@ -186,6 +189,7 @@ class ValueReader {
   void read_scalar();
   void read_element_type();
   void read_bytes();
+  void take_bytes(std::size_t size) { token_.bytes = {reader_.raw(size), size}; }
 
   const std::vector<Buffer>& parts_;
   std::size_t max_depth_;

@@ -37,7 +37,7 @@ class Step(NamedTuple):
     terminated: NDArray[np.bool_]
     """[E]: nothing follows. In Atari also when a life is lost, though the game goes on."""
     truncated: NDArray[np.bool_]
-    """[E]: cut off by a limit; what would have followed counts."""
+    """[E]: cut off by a limit; what would have followed counts. False where `terminated`."""
     episode_over: NDArray[np.bool_]
     """[E]: the observation is the first of an episode."""
     last_observation: Observation | None
@@ -171,6 +171,7 @@ class Environments:
             observation, reward, terminated, truncated, infos = self._envs.recv()
         else:
             observation, reward, terminated, truncated, infos = self._envs.step(self._sent)
+        truncated = truncated & ~terminated
         last = None
         if truncated.any():
             last = self._last(infos["final_obs"], np.flatnonzero(truncated), observation)
@@ -324,6 +325,7 @@ class Driven(Environments):
                 observation[name][rows] = value
             reward[rows] = on_host(rewards)
             flags[0, rows], flags[1, rows] = on_host(terminated), on_host(truncated)
+            flags[1, rows] &= ~flags[0, rows]
             if self._mode is AutoresetMode.SAME_STEP and flags[1, rows].any():
                 last = last or self._empty()
                 ended = np.flatnonzero(flags[1, rows])

@@ -25,11 +25,8 @@ class Normalizer:
 
     def __init__(self, options: GroupOptions, envs: Any) -> None:
         self._lock = threading.Lock()
-        self._names = [
-            name
-            for name, space in envs.observation_spaces.items()
-            if options.normalize and space.dtype != np.uint8
-        ]
+        spaces = envs.observation_spaces.items() if options.normalize else ()
+        self._names = [name for name, space in spaces if space.dtype != np.uint8]
         self._rewards, self._discount = options.normalize_reward, options.discount
         shapes = {name: envs.observation_spaces[name].shape for name in self._names}
         shapes |= {"return": ()} if self._rewards else {}

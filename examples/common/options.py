@@ -283,6 +283,11 @@ class PpoOptions(GroupOptions):
                 f"--minibatches {self.minibatches} must divide "
                 f"{'--num-envs' if self.lstm else '--num-envs x --rollout-length'} = {whole}"
             )
+        if (steps := self.num_envs * self.rollout_length) < 2 * self.minibatches:
+            raise OptionError(
+                f"--minibatches {self.minibatches} with --num-envs x --rollout-length = {steps} "
+                "leaves fewer than two steps in each: its advantages cannot be normalised"
+            )
 
     def preset(self) -> None:
         """Changes the defaults to those for the environment, shared out among the peers."""

@@ -69,12 +69,16 @@ class _Column:
 class Run(Job):
     """A run of a learner. `with run.joined(...)` stands around the training loop.
 
+    Args:
+        envs: the environments whose observations are normalised; may be None if the options turn
+            normalisation off.
+
     Attributes:
         normalizer: of observations and rewards.
         episodes: where the acting code counts finished episodes.
     """
 
-    def __init__(self, options: GroupOptions, envs: Environments) -> None:
+    def __init__(self, options: GroupOptions, envs: Environments | None) -> None:
         super().__init__(options)
         self.normalizer = Normalizer(options, envs)
         self.episodes = Episodes()

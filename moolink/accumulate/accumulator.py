@@ -497,4 +497,4 @@ class AccumulatorBase(Adapter, Closing):
             return "a new state has arrived: call state()"
         if self._sync.awaits:
             return "the leader's parameters are on their way: call update()"
-        return ""
+        return "an observer does not contribute" if self.is_observer() else ""

@@ -47,7 +47,8 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     def _install_model(self, model: Any) -> None:
-        """Copies received parameters and buffers into the model."""
+        """Copies received parameters and buffers into the model. Their memory is shared: this
+        method must neither write it nor keep it."""
 
     def _capture_parameters(self) -> list[Any]:
         """Returns a copy of the parameters, as a list of arrays, for members of other frameworks

@@ -25,17 +25,19 @@ def define_owned(
     def answer(deferred: RpcDeferredReturn, *arguments: Any) -> None:
         owners = method()
         if owners is None:
-            deferred.refuse("its accumulator is gone")
+            deferred.refuse("its owner is gone")
         else:
             owners(deferred, *arguments)
 
+    rpc = group.rpc  # `undefine` must not keep the group alive
+
     def undefine() -> None:
         with contextlib.suppress(Closed, ValueError):  # the peer may be closed already
-            group.rpc.undefine(name)
+            rpc.undefine(name)
 
     try:
-        group.rpc._define_confined(name, answer, group.name())
+        rpc._define_confined(name, answer, group.name())
     except ValueError:  # of an owner before that was dropped and not closed
-        group.rpc.undefine(name)
-        group.rpc._define_confined(name, answer, group.name())
+        rpc.undefine(name)
+        rpc._define_confined(name, answer, group.name())
     return undefine

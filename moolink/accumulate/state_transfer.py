@@ -49,7 +49,7 @@ class StateTransfer:
             RuntimeError, TypeError: as ``set_state`` of the core.
         """
         carried = self._left_out.carried()
-        self._core.set_state((self._capture(), state, *carried, self._sync.version))
+        self._core.set_state(self._capture(), (state, *carried, self._sync.version))
 
     def give_if_overdue(self) -> None:
         """Gives newcomers the model without the user's state, for which they have waited 5 s."""
@@ -78,9 +78,9 @@ class StateTransfer:
             ) from error
         return True
 
-    def _take_over(self, number: int, arrived: Any) -> None:
+    def _take_over(self, number: int, model: Any, rest: Any) -> None:
         try:
-            model, state, carried, lost, version = arrived
+            state, carried, lost, version = rest
             if type(version) is not int:
                 raise TypeError(f"its version is {shown(version)}")
             counters, contributions = checked_carried(carried, lost)

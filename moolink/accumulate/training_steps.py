@@ -59,17 +59,17 @@ class TrainingStep:
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
-        self._reduce_once(lambda: self._accumulator.reduce_gradients(batch_size, counters))
+        self._require_first("reduce")
+        self._accumulator.reduce_gradients(batch_size, counters)
+        self._reduced = True
 
-    def _reduce_once(self, reduce: Callable[[], None]) -> None:
-        self._require_current("reduce")
+    def _require_first(self, method: str) -> None:
+        self._require_current(method)
         if self._reduced:
             raise RuntimeError(
-                "step.reduce() was called in this turn before: call backward() for all of the "
-                "turn's losses first, and reduce() once"
+                f"step.{method}() was called in a turn that has contributed before: add up the "
+                "gradients of all of the turn's losses first, and contribute once"
             )
-        reduce()
-        self._reduced = True
 
     def skip(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""

@@ -178,7 +178,7 @@ class Collective:
         if self.kind in ("all_reduce", "reduce_scatter"):
             for dtype in by_dtype:
                 self.core.check_reduction(self.op, dtype)
-        targets = self._targets(data, leaves, blocks)
+        targets = self.targets(data, leaves, blocks)
         # The layout that all members must have; without this member's own, such as a root's input.
         what = layout(leaves, blocks)
         futures, parts = [], []
@@ -224,9 +224,10 @@ class Collective:
     def _gives(self) -> bool:
         return self.kind not in ("broadcast", "scatter") or self._is_root()
 
-    def _targets(
+    def targets(
         self, data: Any, leaves: list[Leaf], blocks: list[tuple[int, ...]]
     ) -> list[Leaf] | None:
+        """Returns the leaves of `out`. Raises ValueError if the result cannot be written there."""
         if self.out is None or not self._has_result():
             return None
         # Arrays on a device are copied once.

@@ -12,6 +12,7 @@ from moolink._core import GroupCore
 from moolink.data.trees import note_written
 from moolink.errors import AuthError, Closed, TimeoutError
 from moolink.group.collectives import Collective, GroupFuture, Kind
+from moolink.group.device_sums import device_sums
 from moolink.internal import deadlines
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
@@ -52,9 +53,11 @@ class Group(Closing):
                 f"peer {rpc.get_name()!r} holds the key of group {rpc.key_group!r}, with which it "
                 f"cannot join group {name!r}: give it that group's key, or the job's token"
             )
+        make_device_sums = device_sums()
         self._core = GroupCore(rpc, name)
         self._rpc = rpc
         self._name = name
+        self._device_sums = None if make_device_sums is None else make_device_sums(self)
         self._callbacks: list[Callable[[Group], None]] = []
         self._is_updated = False  # by the user
         self._is_untold = False  # a change that follow() has taken over
@@ -71,13 +74,16 @@ class Group(Closing):
         return self._update()
 
     def _update(self) -> bool:
-        changed = self._core.update() or self._is_untold
+        changed = self._take_over() or self._is_untold
         self._is_untold = False
         if changed:
             with ExitStack() as calls:  # all are called, in their order, even if one raises
                 for callback in reversed(self._callbacks):
                     calls.callback(callback, self)
         return changed
+
+    def _take_over(self) -> bool:
+        return (self._core if self._device_sums is None else self._device_sums).update()
 
     def wait_for_members(self, count: int, timeout: float | None = None) -> None:
         """Blocks, without the GIL, until the group has at least ``count`` members.
@@ -110,7 +116,7 @@ class Group(Closing):
 
     def follow(self) -> None:
         """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""
-        if not self._is_updated and self._core.update():
+        if not self._is_updated and self._take_over():
             self._is_untold = True
 
     def on_change(self, callback: Callable[[Group], None]) -> None:
@@ -238,6 +244,10 @@ class Group(Closing):
         if compress is not None and op not in (None, "sum", "mean"):
             raise ValueError(f"all_reduce '{name}': compress is for sum and mean, not for {op}")
         reduction = _named("all_reduce", name, op)
+        if self._device_sums is not None and compress is None and not retry:
+            by_device = self._device_sums.all_reduce(name, data, reduction, inplace, out)
+            if by_device is not None:
+                return by_device
         if compress is None and data is not None and not (inplace and out is not None):
             target = data if inplace else out
             future = self._core.all_reduce(name, reduction, data, target, retry)
@@ -428,7 +438,9 @@ class Group(Closing):
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
         sources.remove(self)
-        self._core.close()
+        self._core.close()  # first: at the others, the epoch ends before the sums fail
+        if self._device_sums is not None:
+            self._device_sums.close()
 
     def _metrics(self) -> Iterator[Value]:
         if not self._core.closed():

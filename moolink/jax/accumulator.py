@@ -386,9 +386,9 @@ class TrainingStep(loops.TrainingStep):
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
-        self._reduce_once(
-            lambda: self._accumulator.reduce_gradients(gradients, batch_size, counters)
-        )
+        self._require_first("reduce")
+        self._accumulator.reduce_gradients(gradients, batch_size, counters)
+        self._reduced = True
 
 
 Accumulator._kind_of_step = TrainingStep

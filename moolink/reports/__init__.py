@@ -4,7 +4,6 @@ Counts are since the object was made, but for those that say "now".
 """
 
 from moolink.reports.machine import OpenSslInfo as OpenSslInfo
-from moolink.reports.machine import TensorInfo as TensorInfo
 from moolink.reports.machine import VerbsInfo as VerbsInfo
 from moolink.reports.peers import (
     CopyStats,

@@ -22,14 +22,3 @@ class VerbsInfo(TypedDict):
     chosen: str  # device, port and GID or LID
     reason: str  # why RDMA is not used
     devices: list[str]  # each port that was examined, with the reason against it
-
-
-class TensorInfo(TypedDict):
-    """A tensor as moolink sees it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # elements
-    device: str
-    read_only: bool
-    address: int

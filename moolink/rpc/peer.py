@@ -7,7 +7,6 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
 from moolink import tokens
@@ -266,14 +265,6 @@ class Rpc(RpcCore):
         print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
         for peer in self.peers():
             print("  peer " + ", ".join(f"{key} {value}" for key, value in peer.items()))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a moolink.Rpc cannot be pickled: make one in each process")

@@ -153,10 +153,7 @@ class TrainingStep(training_steps.TrainingStep):
         """Contributes the gradients that ``backward()`` computes in the block, each as soon as it
         is there, once a turn; as the accumulator's
         :meth:`~moolink.torch.Accumulator.reduce_during_backward`."""
-        with contextlib.ExitStack() as block:
-            self._reduce_once(
-                lambda: block.enter_context(
-                    self._accumulator.reduce_during_backward(batch_size, counters)
-                )
-            )
+        self._require_first("reduce_during_backward")
+        with self._accumulator.reduce_during_backward(batch_size, counters):
             yield
+        self._reduced = True

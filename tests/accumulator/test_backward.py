@@ -218,10 +218,13 @@ def test_a_turn_of_steps_allows_one_block(make: Make) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     turns = 0
     for step in peer.steps(optimizer, until=lambda totals: totals["steps"] >= 3):
+        with pytest.raises(ZeroDivisionError), step.reduce_during_backward(1):
+            raise ZeroDivisionError  # a block that raises has contributed nothing
+        until(lambda: peer.update() or peer.wants_gradients(), "another contribution")
         with step.reduce_during_backward(1, {"steps": 1}):
             loss_of(net, turns, 4).backward()
         with (
-            pytest.raises(RuntimeError, match="in this turn before"),
+            pytest.raises(RuntimeError, match="has contributed before"),
             step.reduce_during_backward(1),
         ):
             pass

@@ -137,7 +137,7 @@ def test_a_second_reduce_of_a_turn_is_refused(make: Make) -> None:
     connect([accumulator])
     step = next(iter(accumulator.steps(optax.sgd(0.1))))
     step.reduce(model(1.0), 1)
-    with pytest.raises(RuntimeError, match="called in this turn before"):
+    with pytest.raises(RuntimeError, match="has contributed before"):
         step.reduce(model(1.0), 1)
 
 

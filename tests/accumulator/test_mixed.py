@@ -24,6 +24,14 @@ def jax_model(value: float = 0.0) -> tuple[jax.Array, ...]:
     return tuple(jnp.full(shape, value) for shape in SHAPES)
 
 
+def gradients(value: float) -> list[np.ndarray]:
+    """Gradients that differ from element to element, so that a wrong order gives a wrong mean."""
+    return [
+        np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 10 * number + value
+        for number, shape in enumerate(SHAPES)
+    ]
+
+
 class Member:
     """A member of either framework; JAX's optimiser differs from torch's in the last bits."""
 
@@ -39,11 +47,16 @@ class Member:
 
     def contribute(self, value: float, batch: int) -> None:
         if self.is_torch:
-            for p in self.accumulator._parameters:
-                p.grad = torch.full_like(p, value)
+            for p, gradient in zip(self.accumulator._parameters, gradients(value), strict=True):
+                p.grad = torch.from_numpy(gradient)
             self.accumulator.reduce_gradients(batch)
         else:
-            self.accumulator.reduce_gradients(jax_model(value), batch)
+            self.accumulator.reduce_gradients(tuple(map(jnp.asarray, gradients(value))), batch)
+
+    def mean(self) -> list[np.ndarray]:
+        if self.is_torch:
+            return [p.grad.numpy() for p in self.accumulator._parameters]
+        return [np.asarray(gradient) for gradient in self.accumulator.gradients()]
 
     def apply(self) -> None:
         if self.is_torch:
@@ -79,16 +92,18 @@ def turn(members: list[Member]) -> None:
     until(in_step, "equal parameters")
     for number, member in enumerate(members):
         member.contribute(1.0 + number, 1)
-    apply_round(members)
+    apply_round(members, (1 + len(members)) / 2)
 
 
-def apply_round(members: list[Member]) -> None:
+def apply_round(members: list[Member], mean: float) -> None:
     """Each applies the next round as soon as it has it: one may wait for the leader to do so."""
     left = list(members)
 
     def applied() -> bool:
         pump([m.accumulator for m in members])
         for member in [m for m in left if m.accumulator.has_gradients()]:
+            for shown, expected in zip(member.mean(), gradients(mean), strict=True):
+                np.testing.assert_allclose(shown, expected)
             member.apply()
             left.remove(member)
         return not left
@@ -157,7 +172,7 @@ def test_every_few_rounds_if_it_is_wanted_so(make: Make) -> None:
         until(ready, "the turn")
         for member in members:
             member.contribute(1.0, 1)
-        apply_round(members)
+        apply_round(members, 1.0)
         until(ready, "the parameters")
         seen.append(equal_parameters(members))
         assert members[0].accumulator.model_version() == round_

@@ -93,3 +93,47 @@ def test_a_state_is_installed_whole_or_not_at_all(
 
     until(connected, "another state, which fits")
     assert tensors.values(newcomer) == ([7.0] * 3, [7.0] * 2)
+
+
+def test_members_share_neither_the_model_nor_the_state(make: Make) -> None:
+    leader = make("leader", [torch.full((1000,), 7.0, requires_grad=True)])
+    connect([leader])
+    newcomers = [make(name, [torch.zeros(1000, requires_grad=True)]) for name in ("a", "b")]
+    moments = torch.ones(1000)
+    states: list[torch.Tensor] = []
+
+    def arrived() -> bool:
+        for peer in (leader, *newcomers):
+            peer.update()
+        if leader.wants_state():
+            leader.set_state({"moments": moments})
+        for peer in newcomers:
+            if peer.has_new_state():
+                states.append(peer.state()["moments"])
+                states[-1] += 1  # the state is the user's
+        return len(states) == 2
+
+    until(arrived, "states of both newcomers")
+    assert moments.eq(1).all()
+    assert all(state.eq(2).all() for state in states)
+    models = [peer._parameters[0].detach() for peer in (leader, *newcomers)]
+    assert all(model.eq(7).all() for model in models)
+    for value, model in enumerate(models):
+        model.fill_(value)
+    assert [model.unique().tolist() for model in models] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_state_is_limited_as_a_whole(make: Make) -> None:
+    leader = make("leader", [torch.zeros(17, requires_grad=True) for _ in range(3)])
+    connect([leader])
+    newcomer = make("newcomer", [torch.zeros(17, requires_grad=True) for _ in range(3)])
+
+    def wanted() -> bool:
+        leader.update()
+        newcomer.update()
+        return leader.wants_state()
+
+    until(wanted, "a question for the state")
+    with pytest.raises(ValueError, match=r"the state's arrays exceed the limit of 65536 arrays"):
+        leader.set_state([np.zeros(17, np.float32)] * 65_534)
+    connect([leader, newcomer])

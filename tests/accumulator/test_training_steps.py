@@ -343,7 +343,7 @@ def test_a_second_reduce_of_a_turn_is_refused(make: Make) -> None:
     step = next(iter(accumulator.steps(torch.optim.SGD(model.parameters(), 0.1))))
     model(torch.ones(1, 2)).sum().backward()
     step.reduce(1)
-    with pytest.raises(RuntimeError, match="called in this turn before"):
+    with pytest.raises(RuntimeError, match="has contributed before"):
         step.reduce(1)
 
 

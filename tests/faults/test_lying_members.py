@@ -224,22 +224,22 @@ def leader_with(state: str) -> Iterator[tuple[str, Liar]]:
 
 
 MODEL = "([torch.full((1000,), 7.0)], [])"
-STATES = [
-    "7",
-    f"({MODEL}, None, {{}}, [7], 0)",
-    "(([torch.zeros(999)], []), None, {}, [], 0)",
+STATES = [  # the model, the rest
+    "7, 7",
+    f"{MODEL}, (None, {{}}, [7], 0)",
+    "([torch.zeros(999)], []), (None, {}, [], 0)",
     *(
         pytest.param(state, marks=pytest.mark.nightly)
         for state in (
-            "(1, 2)",
-            f"({MODEL}, None, {{}}, [])",
-            f"({MODEL}, None, {{}}, [], '8')",
-            f"({MODEL}, None, {{'steps': 'many'}}, [], 0)",
-            f"({MODEL}, None, 3, [], 0)",
-            f"({MODEL}, None, {{}}, [['liar', 'x']], 0)",
-            "((['parameters'], []), None, {}, [], 0)",
-            "(([torch.full((1000,), 7.0)] * 2, []), None, {}, [], 0)",
-            "(None, None, {}, [], 0)",
+            f"{MODEL}, (1, 2)",
+            f"{MODEL}, (None, {{}}, [])",
+            f"{MODEL}, (None, {{}}, [], '8')",
+            f"{MODEL}, (None, {{'steps': 'many'}}, [], 0)",
+            f"{MODEL}, (None, 3, [], 0)",
+            f"{MODEL}, (None, {{}}, [['liar', 'x']], 0)",
+            "(['parameters'], []), (None, {}, [], 0)",
+            "([torch.full((1000,), 7.0)] * 2, []), (None, {}, [], 0)",
+            "None, (None, {}, [], 0)",
         )
     ),
 ]
@@ -265,7 +265,7 @@ def test_a_training_loop_outlives_a_leader_whose_state_is_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with contextlib.ExitStack() as stack:
-        address, liar = stack.enter_context(leader_with("7"))
+        address, liar = stack.enter_context(leader_with("7, 7"))
         learner = Learner("honest", address)
         stack.callback(learner.close)
         learner.accumulator.set_virtual_batch_size(1)

@@ -36,7 +36,7 @@ class World {
       view_.members.push_back({id_of(i), config.name, 0, {9, 9}, group::Role::member, 0});
     }
     machines_[0]->set_model_version(7);
-    for (auto& machine : machines_) machine->view(now_, view_);
+    for (auto& machine : machines_) machine->view(now_, std::make_shared<const group::View>(view_));
     drain();
   }
 
@@ -160,7 +160,7 @@ class World {
     for (std::size_t i = 0; i < kMembers; ++i) {
       view_.members[i].role = i == last ? group::Role::newcomer : group::Role::member;
     }
-    for (auto& machine : machines_) machine->view(now_, view_);
+    for (auto& machine : machines_) machine->view(now_, std::make_shared<const group::View>(view_));
   }
 
   Time now_{seconds(1)};

@@ -25,16 +25,13 @@ class World {
     const std::size_t hosts = 1 + input.below(3);
     const std::size_t count = 2 + input.below(kMembers - 1);
     for (std::size_t i = 0; i < count; ++i) {
-      members_.instances.push_back(id_of(i));
-      members_.names.push_back("p" + std::to_string(i));
-      members_.host_keys.push_back({2, i % hosts});
+      members_.push_back({id_of(i), "p" + std::to_string(i), {2, i % hosts}});
       Engine::Config config;
       config.scope = "g";
       config.self = id_of(i);
       config.early_bytes = kEarly;
       engines_.emplace_back(config);
     }
-    members_.one_host = hosts == 1;
     enter();
   }
 
@@ -91,9 +88,9 @@ class World {
   };
 
   void enter() {
-    ++members_.epoch;
+    const auto members = std::make_shared<const EpochMembers>(++epoch_, members_);
     for (Engine& engine : engines_) {
-      engine.set_members(members_, make_error(ErrorCode::group_changed, "another epoch"));
+      engine.set_members(members, make_error(ErrorCode::group_changed, "another epoch"));
     }
   }
 
@@ -145,7 +142,8 @@ class World {
     });
   }
 
-  Engine::Members members_;
+  std::vector<EpochMembers::Member> members_;
+  std::uint64_t epoch_ = 0;
   std::vector<Engine> engines_;
   std::set<OpId> started_;
   std::set<std::pair<std::size_t, OpId>> ended_;

@@ -8,8 +8,8 @@
 
 #include "loop.h"
 #include "target.h"
+#include "transport/tcp/byte_stream.h"
 #include "transport/tcp/connection.h"
-#include "transport/tcp/stream.h"
 #include "wire/crc32c.h"
 #include "wire/frame.h"
 
@@ -45,9 +45,9 @@ class Ear final : public Handler, public tcp::Owner {
   }
   void writable(Connection&) override {}
   void ended(wire::ConnectionId) override {}
-  void established(wire::ConnectionId) override {}
-  void opened(tcp::TcpConnection&) override {}
   std::string why_plain() const override { return {}; }
+  void dial_stream(tcp::TcpConnection&, const tcp::StreamOffer&) override {}
+  tcp::TcpConnection* find(wire::ConnectionId) override { return nullptr; }
   void not_opened(tcp::TcpConnection&, const tcp::HandshakeFailure&) override {
     FUZZ_CHECK(!"a plain connection opens");
   }
@@ -146,7 +146,11 @@ std::vector<Bytes> seeds() {
   Output bulk;
   bulk.byte(3).byte(33).byte(200).byte(17);
   append(bulk, make_frame(FrameType::message, wire::MessageHead{}, {large}));
-  return {output.take(), bulk.take()};
+  // JOIN of an unknown connection: the receiver reads nothing after it.
+  Output joins;
+  append(joins, make_frame(FrameType::join, wire::Join{1, 0, {}}));
+  append(joins, make_frame(FrameType::streams, wire::Streams{1, 4, {}}));
+  return {output.take(), bulk.take(), joins.take()};
 }
 
 }  // namespace moolink::fuzz

@@ -19,7 +19,7 @@ crypto::Key key_of(int byte) {
 wire::ReceivedFrame frame_of(Input& input) {
   wire::ReceivedFrame frame;
   frame.header.type = static_cast<wire::FrameType>(
-      1 + input.below(static_cast<std::size_t>(wire::FrameType::close)));
+      1 + input.below(static_cast<std::size_t>(enum_max(wire::FrameType{}))));
   frame.header.seq = input.number();
   frame.header.ack = input.number();
   Bytes bytes = input.bytes();
@@ -40,12 +40,13 @@ bool may_happen(const rpc::Action& action) {
 }  // namespace
 
 void run(Input input) {
-  static const rpc::Policy policy(crypto::Keyring({key_of(1)}), "a test", key_of(2).secret);
+  static const rpc::Authenticator authenticator(crypto::Keyring({key_of(1)}), "a test",
+                                                key_of(2).secret);
   CountingAllocator allocator(0);  // a stranger has nothing allocated for it here
   rpc::Config config;
   config.instance = {1, 1};
   config.name = "victim";
-  rpc::Node node(config, allocator, policy, 1);
+  rpc::Node node(config, allocator, authenticator);
   node.define("secret");
   Time now(seconds(10));
   std::map<wire::ConnectionId, bool> open;

@@ -89,10 +89,10 @@ class World {
             if (to_member->instance == id_of(j)) post({id_of(i), j, copy_of(to_member->bytes)});
           }
         } else if (const auto* view = std::get_if<Member::NewView>(&action)) {
-          FUZZ_CHECK(view->view.epoch > epochs_[i]);
-          epochs_[i] = view->view.epoch;
-          FUZZ_CHECK(!view->view.has_duplicates());
-          FUZZ_CHECK(view->view.find(id_of(i)) != nullptr);
+          FUZZ_CHECK(view->view->epoch > epochs_[i]);
+          epochs_[i] = view->view->epoch;
+          FUZZ_CHECK(!view->view->has_duplicates());
+          FUZZ_CHECK(view->view->find(id_of(i)) != nullptr);
         }
       }
     }

@@ -41,9 +41,9 @@ class Victim {
  public:
   explicit Victim(bool shared_memory)
       : kind_(shared_memory ? wire::PathKind::shm : wire::PathKind::tcp),
-        node_(config(1, "victim"), allocator_, policy_, 1),
-        friend_(config(2, "peer"), allocator_, policy_, 2) {
-    traits_.grants = traits_.loans = shared_memory;
+        node_(config(1, "victim"), allocator_, authenticator_),
+        friend_(config(2, "peer"), allocator_, authenticator_) {
+    traits_.grants = traits_.standing_grants = traits_.loans = shared_memory;
     node_.define("echo");
     connect();
   }
@@ -116,7 +116,7 @@ class Victim {
     if (!connected_) return;
     wire::ReceivedFrame frame;
     frame.header.type = static_cast<wire::FrameType>(
-        1 + input.below(static_cast<std::size_t>(wire::FrameType::close)));
+        1 + input.below(static_cast<std::size_t>(enum_max(wire::FrameType{}))));
     if (frame.header.type == wire::FrameType::chunk) return;
     frame.header.lane = input.byte();
     frame.header.seq = input.number();
@@ -212,7 +212,7 @@ class Victim {
 
   wire::PathKind kind_;
   wire::PathTraits traits_;
-  rpc::Policy policy_;
+  rpc::Authenticator authenticator_;
   CountingAllocator allocator_{2 * kLargest};
   rpc::Node node_;
   rpc::Node friend_;

@@ -19,7 +19,6 @@
 #include "memory/segment.h"
 #include "target.h"
 #include "transport/shm/connection.h"
-#include "transport/shm/handshake.h"
 #include "transport/shm/notice.h"
 #include "wire/frame.h"
 
@@ -65,21 +64,15 @@ Descriptor make_descriptor(std::size_t kind) {
   return memory;
 }
 
-class Victim final : public Handler, public Handshake::Owner, public ShmConnection::Owner {
+class Victim final : public Handler, public ConnectionOwner {
  public:
   explicit Victim(io::Loop& loop) : environment{loop, allocator, *this, Limits{}, Uid{1, 1}} {
     environment.handshake_timeout = kForEver;
+    connection = std::make_shared<ShmConnection>(environment, *this, "");
   }
 
-  void linked(Handshake&, Link link) override {
-    FUZZ_CHECK(!connection);
-    connection = std::make_shared<ShmConnection>(environment, *this, std::move(link));
-    connection->start();
-  }
-  void failed(Handshake&, const Error& error) override { FUZZ_CHECK(error.code != ErrorCode{}); }
   void ended(wire::ConnectionId) override {}
-  void established(wire::ConnectionId) override {}
-  void opened(std::shared_ptr<Connection>, const std::string&) override {}
+  void opened(std::shared_ptr<Connection>, const std::string&) override { is_open = true; }
   void closed(Connection&, const Error&, bool) override { over = true; }
   void dial_failed(const std::string&, const Error&) override {}
   void received(Connection&, wire::ReceivedFrame) override {}
@@ -93,6 +86,7 @@ class Victim final : public Handler, public Handshake::Owner, public ShmConnecti
   CountingAllocator allocator{std::size_t{16} << 20};
   Environment environment;
   std::shared_ptr<ShmConnection> connection;
+  bool is_open = false;
   bool established_by_user = false;
   bool over = false;
 };
@@ -182,9 +176,7 @@ void run(Input input) {
   FUZZ_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
   Victim victim(loop);
   Ring ring;
-  const auto handshake =
-      std::make_shared<Handshake>(victim.environment, static_cast<Handshake::Owner&>(victim), "");
-  handshake->accept(Descriptor(sockets[0]));
+  victim.connection->accept(Descriptor(sockets[0]));
   for (int steps = 0; steps < 200 && !input.empty() && !victim.over; ++steps) {
     const std::size_t what = input.below(4);
     if (what < 2) send_notice(input, sockets[1]);
@@ -192,13 +184,12 @@ void run(Input input) {
       ring.find(sockets[1]);
       ring.write(input);
     }
-    if (what == 3 && victim.connection) {
+    if (what == 3 && victim.is_open) {
       refused([&] { use(input, victim); }, {ErrorCode::wire, ErrorCode::error});
     }
     run_all(loop);
   }
-  if (victim.connection) victim.connection->drop();
-  handshake->drop();
+  victim.connection->drop();
   close(sockets[1]);
   run_all(loop);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,20 @@ def join(broker_address: str) -> Iterator[Callable[..., moolink.Group]]:
             return member
 
         yield join_
+
+
+@pytest.fixture
+def member(join: Callable[..., moolink.Group]) -> Iterator[Callable[..., moolink.Group]]:
+    """Returns a function that makes a member with a backend of communicators."""
+    from moolink.torch.device_sums import DeviceSums
+    from tests.group.gloo import Gloo, N
+
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str, backend: Any = None) -> moolink.Group:
+            group = join(name)
+            group._device_sums = DeviceSums(group, backend or Gloo(), least=4 * N)
+            stack.callback(group.close)
+            return group
+
+        yield make

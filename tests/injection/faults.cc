@@ -171,7 +171,11 @@ void* operator new(std::size_t size, std::align_val_t alignment) {
   throw std::bad_alloc();
 }
 
-// The library's forms of these call the two above; those of memory that may be null do not throw.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return fails("operator new") ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
+
+// The library's forms of these call the ones above.
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }

@@ -1,5 +1,7 @@
 """What observations, actions, ends and rewards mean, in environments of every kind."""
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 import moolink
-from examples.common.environments import Actions, Driven, make_envs, random_means
+from examples.common.environments import Actions, Driven, Environments, make_envs, random_means
 from examples.common.options import ImpalaOptions, OptionError, defaults
 from examples.common.tasks import Catch, Meet
 from tests.learning.stubs import Steps
@@ -247,6 +249,36 @@ def test_a_reset_in_the_next_step_ends_as_the_step_before(made, mode):
             assert (step.last_observation["obs"][truncated] == 5).all()
         before, ended = after[:, 0], np.array([terminated, truncated]) & ~began
     envs.close()
+
+
+class EndsAtItsLimit:
+    """Three environments, reset in the same step: one terminates, one terminates at its limit, and
+    one is cut off by the limit."""
+
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    num_envs = 3
+    single_observation_space = spaces.Dict({"obs": spaces.Box(0, 1, (1,))})
+    single_action_space = spaces.Discrete(2)
+
+    def reset(self, seed=None):
+        return {"obs": np.zeros((3, 1), np.float32)}, {}
+
+    def step(self, actions):
+        observation, last = np.zeros((3, 1), np.float32), np.ones((3, 1), np.float32)
+        flags = np.array([True, True, False]), np.array([False, True, True])
+        return {"obs": observation}, np.ones(3), *flags, {"final_obs": {"obs": last}}
+
+
+@pytest.mark.parametrize("seen_by", [Environments, Driven])
+def test_an_episode_that_terminates_at_its_limit_is_not_cut_off(seen_by):
+    envs = seen_by(EndsAtItsLimit())
+    envs.reset(0)
+    envs.send(np.zeros((3, 1), np.int64))
+    step = envs.recv()
+    assert step.terminated.tolist() == [True, True, False]
+    assert step.truncated.tolist() == [False, False, True]
+    assert step.episode_over.all()
+    assert step.last_observation["obs"][2] == 1
 
 
 class Mortal:

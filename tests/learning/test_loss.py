@@ -8,6 +8,7 @@ from torch import nn
 
 from examples.torch.impala import Actor, Gaussian, Net, Unroll, impala_loss, vtrace
 from tests.learning import stubs
+from tests.learning.stays_there import StaysThere
 from tests.learning.stubs import Spaces, images, run_of
 
 LENGTH, ENVS = 5, 6
@@ -123,6 +124,15 @@ def test_what_a_limit_hides_counts_as_reward(net):
     none = impala_loss(net, make_batch(bootstrap=0 * reward), o).total
     assert bootstrapped.item() == pytest.approx(rewarded.item(), rel=1e-5)
     assert bootstrapped.item() != pytest.approx(none.item(), rel=1e-3)
+
+
+def test_v_trace_reads_no_elements():
+    """Tensors on torch's meta device have no elements: code that runs with them reads none."""
+    arrays = [torch.rand(LENGTH, ENVS, device="meta") for _ in range(4)]
+    with StaysThere("meta") as guard:
+        targets = vtrace(*arrays, arrays[0][0], lambda_=0.9, clip_rho=1.0, clip_c=1.0)
+    assert guard.seen > 5 * LENGTH
+    assert targets.vs.shape == (LENGTH, ENVS)
 
 
 def test_bfloat16_is_close_to_float32(net):

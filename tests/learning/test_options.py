@@ -82,6 +82,7 @@ def test_environments_have_presets():
         (ImpalaOptions, ["--unroll-length", "0"], {}, "--unroll-length is 0"),
         (PpoOptions, ["--minibatches", "3"], {}, "--minibatches 3 must divide --num-envs x"),
         (PpoOptions, ["--minibatches", "16", "--lstm"], {}, "must divide --num-envs = "),
+        (PpoOptions, ["--minibatches", "1024"], {}, "fewer than two steps in each"),
         (ImpalaOptions, [], {"MOOLINK_NUM_PEERS": "two"}, "MOOLINK_NUM_PEERS is 'two'"),
         (ImpalaOptions, [], {"MOOLINK_CORES": "0"}, "MOOLINK_CORES is '0'"),
     ],

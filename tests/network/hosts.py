@@ -21,6 +21,9 @@ _READY = "ready"
 # What an interface may send at once, and how long its queue may get: a switch's, roughly.
 _BURST = "128kb"
 _QUEUE = "20ms"
+# Ports of listeners whose connections set_flow_rate() can tell apart: an aligned range.
+LISTENER_PORTS = range(4416, 4480)
+_FLOWS = 256
 
 
 class Namespace:
@@ -105,6 +108,37 @@ class Hosts:
         for number, host in enumerate(self._hosts):
             host.run("tc", "qdisc", "replace", "dev", "uplink", *shape)
             self._router.run("tc", "qdisc", "replace", "dev", f"port{number}", *shape)
+
+    def set_flow_rate(self, rate: str) -> None:
+        """Limits each connection to so many bits a second in each direction, as clouds do.
+
+        The lowest byte of the dialler's port selects the limit; the listener's port is in
+        ``LISTENER_PORTS``. So two of four connections share a limit in 2 % of all cases.
+        """
+        first, mask = LISTENER_PORTS.start, 0xFFFF & -len(LISTENER_PORTS)
+        limit = f"htb rate {rate} burst {_BURST}"
+        rule = "filter add dev uplink parent 1: protocol ip prio 1"
+        tcp = f"{rule} u32 ht 800:: match ip protocol 6 0xff"
+        lines = [
+            "qdisc replace dev uplink root handle 1: htb",
+            f"{rule} handle 2: u32 divisor {_FLOWS}",
+        ]
+        for flow in range(_FLOWS):
+            lines += [
+                f"class add dev uplink parent 1: classid 1:{flow + 1:x} {limit}",
+                f"{rule} u32 ht 2:{flow:x}: match u32 0 0 flowid 1:{flow + 1:x}",
+            ]
+        lines += [
+            f"{tcp} match ip sport {first} {mask:#x} hashkey mask 0x000000ff at 20 link 2:",
+            f"{tcp} hashkey mask 0x00ff0000 at 20 link 2:",
+        ]
+        text = "\n".join(lines)
+        for host in self._hosts:
+            host.run("sh", "-c", f"echo '{text}' | tc -batch -")
+
+    def connections(self, number: int) -> int:
+        """Returns the number of tcp connections from a host to others."""
+        return len(self._hosts[number].run("ss", "-Htn", "state", "established").splitlines())
 
     def address(self, number: int) -> str:
         """The host's address, without a port; every port of it is free."""

@@ -1,5 +1,5 @@
-"""What the learners reach on whole environments; `test_job.py` and `test_roles.py` in
-`tests/learning` have short twins."""
+"""Returns that the learners reach on whole environments; `test_job.py`, `test_roles.py` and
+`test_on_device.py` in `tests/learning` have short versions."""
 
 import csv
 import math
@@ -15,6 +15,7 @@ CARTPOLE = ["--env-id", "CartPole-v1"]
 PONG = ["--env-id", "ALE/Pong-v5"]
 BREAKOUT = ["--env-id", "ALE/Breakout-v5"]
 WITHIN = {"ALE/Pong-v5": 1_200_000, "ALE/Breakout-v5": 800_000}
+CARTPOLES = ["--env-id", "examples.torch.cartpole:CartPole"]
 MEET = ["--env-id", "examples.common.tasks:Meet", "--total-steps", "200000"]
 PENDULUM = ["--env-id", "Pendulum-v1", "--total-steps", "200000", "--normalize"]
 PENDULUM += ["--normalize-reward", "--learning-rate", "1e-3", "--discount", "0.9"]
@@ -63,6 +64,7 @@ def best_return(tmp_path, learner, arguments, peers=2):
         ("jax.impala", [*RECALL, "--lstm"], 0.9),
         ("torch.impala", MEET, 0.85),
         ("torch.ppo", PENDULUM, -250),
+        ("torch.on_device", CARTPOLES, 475),
     ],
 )
 def test_two_peers_learn(tmp_path, learner, arguments, least):

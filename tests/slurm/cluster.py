@@ -125,8 +125,20 @@ class Cluster:
 
     def empty(self) -> None:
         """Cancels all jobs and waits until their nodes are free."""
-        self.run("scancel", "--user=root", "--full")
-        until(lambda: not self.run("squeue", "--noheader"), "the jobs to end", 0.1, 180)
+        jobs = ""
+
+        def gone() -> bool:
+            nonlocal jobs
+            # Again each time: Slurm may requeue a job that was ending when it was cancelled.
+            self.run("scancel", "--user=root", "--full")
+            jobs = self.run("squeue", "--noheader", "--format=%i %j %T %N %r")
+            return not jobs
+
+        try:
+            until(gone, "the jobs to end", 0.5, 180)
+        except AssertionError as error:
+            nodes = self.run("sinfo", "--Node", "--long")
+            raise AssertionError(f"{error}:\n{jobs}{nodes}") from None
 
     def close(self) -> None:
         """Kills the daemons with everything they run."""

@@ -215,20 +215,20 @@ def test_exporters_that_return_no_capsule_are_refused() -> None:
         _core.encode(Broken(np.zeros(3), True))
 
 
-def test_tensor_info_of_arrays_and_buffers() -> None:
+def test_views_of_exporters_and_buffers() -> None:
     array = np.zeros((3, 4), np.int16)[:, ::2]
-    info = _core.tensor_info(array)
-    assert info["dtype"] == "int16"
-    assert info["shape"] == (3, 2)
-    assert info["strides"] == (4, 2)
-    assert info["device"] == "cpu"
-    assert info["read_only"] is False
-    assert info["address"] == array.ctypes.data
-    assert _core.tensor_info(b"abc")["read_only"] is True
+    view = _core.as_array(Exporter(array, True))
+    assert view.dtype == np.int16
+    assert view.shape == (3, 2)
+    assert view.strides == (8, 4)
+    assert view.flags.writeable
+    assert view.ctypes.data == array.ctypes.data
+    assert not _core.as_array(b"abc").flags.writeable
     with pytest.raises(TypeError, match="expected a tensor"):
-        _core.tensor_info([1, 2])
+        _core.as_array([1, 2])
+    block = np.zeros(64, np.uint8)
     with pytest.raises(TypeError, match="of numbers"):
-        _core.tensor_info(np.zeros(3, "U3"))
+        _core.fill_block(block, [np.zeros(3, "U3")], [0])
 
 
 def test_frameworks_the_receiver_has_not_imported() -> None:

@@ -242,10 +242,10 @@ def test_state_dicts() -> None:
     model.load_state_dict(again)
 
 
-def test_tensor_info_reads_parameters_in_place() -> None:
+def test_parameters_are_read_in_place() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4, 6))
-    info = _core.tensor_info(parameter)
-    assert info["address"] == parameter.data_ptr()
-    assert info["shape"] == (4, 6)
-    assert info["strides"] == (6, 1)
-    assert _core.tensor_info(parameter.t())["strides"] == (1, 6)
+    view = _core.as_array(parameter)
+    assert view.ctypes.data == parameter.data_ptr()
+    assert view.shape == (4, 6)
+    assert view.strides == (24, 4)
+    assert _core.as_array(parameter.t()).strides == (4, 24)

@@ -5,6 +5,7 @@
 #include "base/barrier.h"
 #include "base/error.h"
 #include "base/scoped.h"
+#include "base/thread_safety.h"
 
 namespace moolink::runtime {
 
@@ -16,14 +17,14 @@ class ActionPump {
   // the operation that the action is for. A call from within `perform`, or from its callees,
   // returns at once: the outer loop takes the new actions after the ones before them.
   template <class Take, class Perform, class End>
-  void run(Take&& take, Perform&& perform, End&& end) {
+  void run(Take&& take, Perform&& perform, End&& end) MOOLINK_LOCKED {
     if (running_) return;
     const Scoped running(running_);
     for (auto&& actions = take(); !actions.empty(); actions = take()) {
       for (auto& action : actions) {
         guard([&] { std::visit(perform, action); },
               [&](const Error& error) {
-                std::visit([&](auto& which) { end(which, error); }, action);
+                std::visit([&](auto& which) MOOLINK_LOCKED { end(which, error); }, action);
               });
       }
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/scoped.h"
+#include "base/thread_safety.h"
 #include "base/time.h"
 #include "rpc/actions.h"
 #include "runtime/engine/completions.h"
@@ -29,7 +30,7 @@ class Awaitable {
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   // Waits until ready(), polling the loop if no other thread does; false if the deadline passed.
   // Throws the exceptions of `interrupt`.
-  bool wait(Time deadline, const Engine::Interrupt& interrupt) {
+  bool wait(Time deadline, const Engine::Interrupt& interrupt) MOOLINK_UNLOCKED {
     if (ready()) return true;
     Engine::Lock lock = context_->lock();
     if (ready()) return true;
@@ -40,7 +41,8 @@ class Awaitable {
     return context_->wait(lock, waiter, deadline, interrupt);
   }
   // Passes the token to `completions` when this is ready, or at once if it is.
-  void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+  void notify(const std::shared_ptr<Completions>& completions, std::uint64_t token)
+      MOOLINK_UNLOCKED {
     const Engine::Lock lock = context_->lock();
     completions->expect();
     if (ready()) {
@@ -56,7 +58,8 @@ class Awaitable {
     }
   }
   // Takes the token back: the event loop does not wait any more.
-  void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token) {
+  void forget(const std::shared_ptr<Completions>& completions, std::uint64_t token)
+      MOOLINK_UNLOCKED {
     if (context_->abandoned()) return;
     const Engine::Lock lock = context_->lock();
     const auto taken_back = std::erase_if(watchers_, [&](const auto& watcher) {
@@ -68,17 +71,18 @@ class Awaitable {
   // The waits at the time-out, for people; null: it did not time out, or they are unknown.
   const std::shared_ptr<const std::string>& detail() const { return detail_; }
   // The present waits, for people.
-  std::string who_waits() { return context_->who_waits(); }
+  std::string who_waits() MOOLINK_UNLOCKED { return context_->who_waits(); }
 
-  // --- with the engine's lock held
   // The first outcome is final.
-  virtual void complete(rpc::Reply outcome) = 0;
+  virtual void complete(rpc::Reply outcome) MOOLINK_LOCKED = 0;
   // How to cancel the operation; it must complete this.
-  void on_cancel(std::function<void()> cancel) { cancel_ = std::move(cancel); }
+  void on_cancel(std::function<void()> cancel) MOOLINK_LOCKED { cancel_ = std::move(cancel); }
   // Before it is ready.
-  void set_detail(std::shared_ptr<const std::string> detail) { detail_ = std::move(detail); }
+  void set_detail(std::shared_ptr<const std::string> detail) MOOLINK_LOCKED {
+    detail_ = std::move(detail);
+  }
   // Its subject, for people: "call" 17.
-  void set_subject(const char* what, std::uint64_t id) {
+  void set_subject(const char* what, std::uint64_t id) MOOLINK_LOCKED {
     what_ = what;
     id_ = id;
   }
@@ -86,9 +90,8 @@ class Awaitable {
  protected:
   ~Awaitable() = default;
 
-  // --- with the engine's lock held
   // Wakes all waiters.
-  void set_ready() {
+  void set_ready() MOOLINK_LOCKED {
     ready_.store(true, std::memory_order_release);
     for (Waiter* waiter : waiters_) context_->engine().finish(*waiter);
     for (const auto& [watcher, token] : watchers_) {
@@ -96,19 +99,19 @@ class Awaitable {
     }
     watchers_.clear();
   }
-  void set_unready() { ready_.store(false, std::memory_order_release); }
+  void set_unready() MOOLINK_LOCKED { ready_.store(false, std::memory_order_release); }
 
-  std::function<void()> cancel_;
+  std::function<void()> cancel_ MOOLINK_GUARDED;
 
  private:
   std::shared_ptr<Context> context_;
   std::atomic<bool> ready_{false};
   std::shared_ptr<const std::string> detail_;
-  const char* what_ = "an operation";
-  std::uint64_t id_ = 0;
-  std::vector<Waiter*> waiters_;
+  const char* what_ MOOLINK_GUARDED = "an operation";
+  std::uint64_t id_ MOOLINK_GUARDED = 0;
+  std::vector<Waiter*> waiters_ MOOLINK_GUARDED;
   // Weak: an abandoned one keeps no descriptor until this is ready.
-  std::vector<std::pair<std::weak_ptr<Completions>, std::uint64_t>> watchers_;
+  std::vector<std::pair<std::weak_ptr<Completions>, std::uint64_t>> watchers_ MOOLINK_GUARDED;
 };
 
 }  // namespace moolink::runtime

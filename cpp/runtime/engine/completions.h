@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "io/event.h"
 #include "runtime/engine/context.h"
 
@@ -21,17 +22,17 @@ class Completions final : public Forkable {
   ~Completions() override = default;
   // The event loop is gone; call this before dropping the last reference other than those of
   // operations. Operations drop theirs when they complete, with the engine's lock held.
-  void close() {
+  void close() MOOLINK_UNLOCKED {
     if (context_->abandoned()) return;
     const Engine::Lock lock = context_->engine().lock();
-    context_->remove(*this);
+    forks_.reset();
     closed_ = true;
   }
 
   // Readable while tokens wait.
   int descriptor() const { return ready_.descriptor(); }
   // The tokens since the last call.
-  std::vector<std::uint64_t> take() {
+  std::vector<std::uint64_t> take() MOOLINK_UNLOCKED {
     const Engine::Lock lock = context_->lock();
     std::vector<std::uint64_t> next;
     next.reserve(expected_);
@@ -39,32 +40,30 @@ class Completions final : public Forkable {
     return std::exchange(tokens_, std::move(next));
   }
 
-  // --- with the engine's lock held
   // A token will come, or be taken back: reserves room for it, so that add() cannot fail.
-  void expect() {
+  void expect() MOOLINK_LOCKED {
     tokens_.reserve(tokens_.size() + expected_ + 1);
     ++expected_;
   }
-  void expect_no_more() { --expected_; }
-  void add(std::uint64_t token) noexcept {
+  void expect_no_more() MOOLINK_LOCKED { --expected_; }
+  void add(std::uint64_t token) noexcept MOOLINK_LOCKED {
     --expected_;
     if (closed_) return;
     tokens_.push_back(token);
     if (tokens_.size() == 1) ready_.set();
   }
 
-  void abandon() noexcept override { ready_.abandon(); }
+  void abandon() noexcept MOOLINK_LOCKED override { ready_.abandon(); }
 
  private:
-  explicit Completions(std::shared_ptr<Context> context) : context_(std::move(context)) {
-    context_->add(*this);
-  }
+  explicit Completions(std::shared_ptr<Context> context) : context_(std::move(context)) {}
 
   std::shared_ptr<Context> context_;
+  Listed<Forkable> forks_ MOOLINK_GUARDED = context_->add(*this);  // until close()
   io::Event ready_;
-  std::vector<std::uint64_t> tokens_;
-  std::size_t expected_ = 0;
-  bool closed_ = false;
+  std::vector<std::uint64_t> tokens_ MOOLINK_GUARDED;
+  std::size_t expected_ MOOLINK_GUARDED = 0;
+  bool closed_ MOOLINK_GUARDED = false;
 };
 
 }  // namespace moolink::runtime

@@ -19,10 +19,6 @@ constexpr Duration kStopWithin = seconds(2);
 constexpr std::size_t kMostExplained = 2000;  // characters
 constexpr std::size_t kEventsDumped = 100;    // the last ones; an Rpc shows all of its own
 
-std::shared_ptr<Interpreter> or_none(std::shared_ptr<Interpreter> interpreter) {
-  return interpreter ? std::move(interpreter) : std::make_shared<NoInterpreter>();
-}
-
 std::size_t default_workers() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 8);
 }
@@ -31,21 +27,21 @@ std::size_t default_workers() {
 
 Context::Context(ContextOptions options)
     : options_{options.workers == 0 ? default_workers() : options.workers,
-               or_none(std::move(options.interpreter)), std::move(options.log),
+               std::move(options.interpreter), std::move(options.log),
                options.host_key ? options.host_key : io::host_key()},
       workers_(engine_, *options_.interpreter, options_.workers),
-      dump_server_(engine_.loop(), [this] { return describe(kEventsDumped); }) {}
+      dump_server_(engine_.loop(), [this]() MOOLINK_LOCKED { return describe(kEventsDumped); }) {}
 
 std::shared_ptr<Context> Context::create(ContextOptions options) {
   std::shared_ptr<Context> context(new Context(std::move(options)));
   context->workers_.set_owner(context);
-  const auto told = [&sink = *context](std::string_view reason) {
+  const auto told = [&sink = *context](std::string_view reason) MOOLINK_LOCKED {
     sink.log(LogLevel::error, "the network thread went on after an error: " + std::string(reason));
   };
   context->engine_.loop().on_failure(told);
-  context->engine_.on_failure([told](const Error& error) { told(error.message); });
-  context->workers_.on_failure(
-      [&sink = *context](const Error& error) { sink.log(LogLevel::warning, error.message); });
+  context->engine_.on_failure([told](const Error& error) MOOLINK_LOCKED { told(error.message); });
+  context->workers_.on_failure([&sink = *context](const Error& error)
+                                   MOOLINK_LOCKED { sink.log(LogLevel::warning, error.message); });
   {
     const Engine::Lock held = context->engine_.lock();
     if (const Error error = context->dump_server_.open()) {
@@ -101,9 +97,7 @@ std::string Context::explain(const Waiter& waiter, Time now) const {
   if (waiter.explain) return waiter.explain(now);
   const std::string subject =
       waiter.what + (waiter.id == 0 ? std::string() : " " + std::to_string(waiter.id));
-  std::string all;
-  engine_.describe(now, Describe::waits, all);
-  std::istringstream lines(all);
+  std::istringstream lines(waits(now));
   std::string own;
   std::string others;
   for (std::string line; std::getline(lines, line);) {
@@ -139,8 +133,12 @@ std::string Context::dump() {
 
 std::string Context::who_waits() {
   const Engine::Lock held = lock();
+  return waits(io::now());
+}
+
+std::string Context::waits(Time now) const {
   std::string text;
-  engine_.describe(io::now(), Describe::waits, text);
+  engine_.describe(now, Describe::waits, text);
   return text;
 }
 
@@ -148,8 +146,7 @@ std::shared_ptr<const std::string> Context::who_waited(Time now) {
   constexpr Duration kFresh = milliseconds(500);
   constexpr std::size_t kMost = std::size_t{8} << 10;
   if (who_waited_ == nullptr || now - who_waited_at_ > kFresh) {
-    std::string text;
-    engine_.describe(now, Describe::waits, text);
+    std::string text = waits(now);
     if (text.size() > kMost) {
       text.resize(text.rfind('\n', kMost) + 1);
       text += "... (all of it: moolink dump)\n";
@@ -172,12 +169,14 @@ void Context::stop() {
 }
 
 void Context::after_fork_in_child() noexcept {
+  engine_lock.assume();  // since before_fork()
   Engine::forget_this_thread();
   if (!abandoned_.exchange(true)) {
     engine_.abandon();
     workers_.abandon();
     dump_server_.abandon();
     for (Forkable* forkable : forkables_) forkable->abandon();
+    forkables_.clear();  // the child may destroy some, without the lock
     // Kept for ever: destroying objects that the parent's threads hold or wait on would hang or end
     // this process. (An object that a thread of the parent was destroying stays as it is.)
     new std::shared_ptr<Context>(weak_from_this().lock());

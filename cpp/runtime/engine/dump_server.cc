@@ -47,14 +47,14 @@ Error DumpServer::open() {
   }
   socket_ = std::move(socket);
   // Edge-triggered: a reader that finds no free descriptor is accepted along with the next one.
-  watch_ = loop_.watch(socket_.get(), EPOLLIN | EPOLLET, [this](std::uint32_t) { accept_all(); });
+  watch_ = loop_.watch(socket_.get(), EPOLLIN | EPOLLET,
+                       [this](std::uint32_t) MOOLINK_LOCKED { accept_all(); });
   return {};
 }
 
 void DumpServer::close() {
-  if (!socket_) return;
-  while (!readers_.empty()) drop(readers_.begin());
-  loop_.unwatch(watch_);
+  readers_.clear();
+  watch_.reset();
   socket_.reset();
 }
 
@@ -73,12 +73,13 @@ void DumpServer::accept_all() {
 }
 
 void DumpServer::serve(Descriptor socket) {
-  if (readers_.size() >= kReaders) drop(readers_.begin());
-  readers_.push_back({std::move(socket), 0, describe_(), 0});
+  if (readers_.size() >= kReaders) readers_.pop_front();
+  readers_.push_back({std::move(socket), describe_()});
   const auto reader = std::prev(readers_.end());
-  reader->watch = loop_.watch(reader->socket.get(), EPOLLOUT, [this, reader](std::uint32_t) {
-    if (!send_some(*reader)) drop(reader);
-  });
+  reader->watch =
+      loop_.watch(reader->socket.get(), EPOLLOUT, [this, reader](std::uint32_t) MOOLINK_LOCKED {
+        if (!send_some(*reader)) readers_.erase(reader);
+      });
 }
 
 bool DumpServer::send_some(Reader& reader) {
@@ -90,11 +91,6 @@ bool DumpServer::send_some(Reader& reader) {
     reader.sent += static_cast<std::size_t>(sent);
   }
   return false;
-}
-
-void DumpServer::drop(std::list<Reader>::iterator reader) {
-  loop_.unwatch(reader->watch);
-  readers_.erase(reader);
 }
 
 }  // namespace moolink::runtime

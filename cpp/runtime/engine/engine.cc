@@ -37,7 +37,7 @@ void wait_on(std::condition_variable_any& condition, Engine::Lock& lock, Time un
 }
 
 // Takes the lock again also if the function throws.
-void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) {
+void call_unlocked(Engine::Lock& lock, const Engine::Interrupt& function) MOOLINK_LOCKED {
   struct Relock {
     Engine::Lock& lock;
     explicit Relock(Engine::Lock& held) : lock(held) { lock.unlock(); }
@@ -73,7 +73,7 @@ void Engine::flush() {
   put_off_ = 0;
   leave_at_ = kNever;
   for (std::size_t i = 0; i < driven_.size(); ++i) {
-    guard([&] { driven_[i]->flush(); },
+    guard([&]() MOOLINK_LOCKED { driven_[i]->flush(); },
           [this](const Error& error) {
             if (failed_) failed_(error);
           });
@@ -84,7 +84,7 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
   if (!waiter.done) flush();
   if (waiter.since == Time{}) waiter.since = io::now();  // else it continues a wait
   waiter.thread = this_thread();
-  const Listed listed(all_waiters_, waiter);
+  const Listed listed(waiters_, waiter);
   while (!waiter.done) {
     Time current = io::now();
     if (current >= deadline) return false;
@@ -95,9 +95,7 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
       while (!waiter.done && current < until && turn(lock, until)) current = io::now();
     } else {
       waiter.blocked = true;
-      waiters_.push_back(&waiter);
       wait_on(waiter.changed, lock, until);
-      std::erase(waiters_, &waiter);
       waiter.blocked = false;
     }
     if (!waiter.done && interrupt) call_unlocked(lock, interrupt);
@@ -107,7 +105,7 @@ bool Engine::wait(Lock& lock, Waiter& waiter, Time deadline, const Interrupt& in
 
 void Engine::describe(Time now, Describe how, std::string& text) const {
   for (const Driven* driven : driven_) driven->describe(now, how, text);
-  for (const Waiter* waiter : all_waiters_) {
+  for (const Waiter* waiter : waiters_) {
     text += "thread " + std::to_string(waiter->thread) + " waits for " + waiter->what;
     if (waiter->id != 0) text += " " + std::to_string(waiter->id);
     text += " since " + in_seconds(now - waiter->since) + "\n";
@@ -130,16 +128,18 @@ void Engine::poll_while_idle(Lock& lock, const std::function<bool()>& leave) {
   while (!handed_over_ && !leave()) turn(lock, kNever);
 }
 
-void Engine::take_role() {
-  role_taken_ = true;
-  ++turns_taken_;
+Engine::Role::Role(Engine& taken_of) : engine(taken_of) {
+  engine.role_taken_ = true;
+  ++engine.turns_taken_;
 }
 
-void Engine::release_role() {
-  role_taken_ = false;
+Engine::Role::~Role() {
+  engine.role_taken_ = false;
   // Another waiting thread polls from now on; if none does within a moment, the reactor does.
-  if (!waiters_.empty()) waiters_.front()->changed.notify_one();
-  if (reactor_parked_) reactor_.notify_one();
+  const auto blocked = std::ranges::find_if(
+      engine.waiters_, [](const Waiter* waiter) MOOLINK_LOCKED { return waiter->blocked; });
+  if (blocked != engine.waiters_.end()) (*blocked)->changed.notify_one();
+  if (engine.reactor_parked_) engine.reactor_.notify_one();
 }
 
 bool Engine::turn(Lock& lock, Time until) {
@@ -166,8 +166,8 @@ bool Engine::tick(Time now) {
   for (std::size_t i = 0; i < driven_.size(); ++i) {
     if (driven_[i]->next_deadline() > now) continue;
     ticked = true;
-    guard([&] { driven_[i]->tick(now); },
-          [&](const Error& error) {
+    guard([&]() MOOLINK_LOCKED { driven_[i]->tick(now); },
+          [&](const Error& error) MOOLINK_LOCKED {
             ticks_at_ = now + kTickAgain;
             if (failed_) failed_(error);
           });
@@ -226,13 +226,11 @@ void Engine::run_reactor() {
 // the reactor stops.
 void Engine::stand_by(Lock& lock) {
   while (!stopping_) {
-    lock.unlock();
-    nap_while_others_poll();
-    lock.lock();
+    call_unlocked(lock, [this] { nap_while_others_poll(); });
     if (!role_taken_ || stopping_) return;
     // One thread polls for long, or again: it will notify when it stops.
     reactor_parked_ = true;
-    reactor_.wait(lock, [this] { return stopping_ || !role_taken_; });
+    reactor_.wait(lock, [this]() MOOLINK_LOCKED { return stopping_ || !role_taken_; });
     reactor_parked_ = false;
   }
 }

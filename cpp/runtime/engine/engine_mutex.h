@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/thread_safety.h"
 #include "base/time.h"
 
 namespace moolink::runtime {
@@ -29,10 +30,9 @@ class EngineMutex {
   void unlock() { mutex_.unlock(); }
   bool asked_for() const { return waiting_.load(std::memory_order_relaxed) != 0; }
 
-  // With the lock held: if threads wait for it, releases it until one of them has had it; false: no
-  // thread waits. For a limited time: a thread that the system does not run must not block the
-  // others.
-  bool give_way() {
+  // If threads wait for the lock, releases it until one of them has had it; false: no thread waits.
+  // For a limited time: a thread that the system does not run must not block the others.
+  bool give_way() MOOLINK_LOCKED {
     if (!asked_for()) return false;
     const std::uint32_t seen = passed_.load();
     giving_way_.store(true);

@@ -78,7 +78,7 @@ class FlightRecorder {
       const FlightEvent& event = events_[(next_ + kEvents - back) % kEvents];
       if (here.empty() || cut == event.here.data()) found.push_back(event);
     }
-    std::reverse(found.begin(), found.end());
+    std::ranges::reverse(found);
     return found;
   }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/thread_safety.h"
 #include "runtime/engine/awaitable.h"
 
 namespace moolink::runtime {
@@ -16,7 +17,7 @@ class Future final : public Awaitable {
   const rpc::Reply& outcome() const { return outcome_; }
 
   // Asks the peer to stop; the future is done, with CancelledError, when this returns.
-  void cancel() {
+  void cancel() MOOLINK_UNLOCKED {
     const Engine::Lock lock = context().lock();
     if (done()) return;
     if (cancel_) std::exchange(cancel_, nullptr)();
@@ -24,7 +25,7 @@ class Future final : public Awaitable {
         .code = ErrorCode::cancelled, .message = "the operation was cancelled", .ran = Ran::maybe});
   }
   // Runs the task on a worker once the future is done, or at once if it is.
-  void then(Task task) {
+  void then(Task task) MOOLINK_UNLOCKED {
     const Engine::Lock lock = context().lock();
     if (done()) {
       context().workers().submit(std::move(task));
@@ -34,7 +35,7 @@ class Future final : public Awaitable {
     }
   }
 
-  void complete(rpc::Reply outcome) override {
+  void complete(rpc::Reply outcome) MOOLINK_LOCKED override {
     if (done()) return;
     outcome_ = std::move(outcome);
     cancel_ = nullptr;
@@ -44,7 +45,7 @@ class Future final : public Awaitable {
 
  private:
   rpc::Reply outcome_;
-  Tasks tasks_;
+  Tasks tasks_ MOOLINK_GUARDED;
 };
 
 }  // namespace moolink::runtime

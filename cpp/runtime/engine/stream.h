@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/thread_safety.h"
 #include "runtime/engine/awaitable.h"
 
 namespace moolink::runtime {
@@ -18,7 +19,7 @@ class Stream final : public Awaitable {
       : Awaitable(std::move(context)), credit_(credit) {}
 
   // The next item. None: it has not arrived yet if ended() is false, else there will be none.
-  std::optional<wire::Payload> take() {
+  std::optional<wire::Payload> take() MOOLINK_UNLOCKED {
     const Engine::Lock lock = context().lock();
     if (items_.empty()) return std::nullopt;
     std::optional<wire::Payload> item(std::move(items_.front()));
@@ -32,30 +33,29 @@ class Stream final : public Awaitable {
     return item;
   }
   // All items have been taken, and the handler has replied or the call has failed.
-  bool ended() {
+  bool ended() MOOLINK_UNLOCKED {
     const Engine::Lock lock = context().lock();
     return outcome_.has_value() && items_.empty();
   }
-  // Only after ended().
-  const rpc::Reply& outcome() const { return *outcome_; }
+  // Only after ended(), because it does not change after that.
+  const rpc::Reply& outcome() const MOOLINK_UNCHECKED { return *outcome_; }
   // Tells the handler to stop. Items that have arrived can still be taken.
-  void cancel() {
+  void cancel() MOOLINK_UNLOCKED {
     if (context().abandoned()) return;  // in a forked child: the call is the parent's
     const Engine::Lock lock = context().lock();
     // complete() destroys the function called here.
     if (!outcome_) std::exchange(cancel_, nullptr)();
   }
 
-  // --- with the engine's lock held
   // How to tell the handler that so many more items may come.
-  void on_room(std::function<void(std::uint64_t)> raise_credit) {
+  void on_room(std::function<void(std::uint64_t)> raise_credit) MOOLINK_LOCKED {
     raise_credit_ = std::move(raise_credit);
   }
-  void add(wire::Payload item) {
+  void add(wire::Payload item) MOOLINK_LOCKED {
     items_.push_back(std::move(item));
     if (!ready()) set_ready();
   }
-  void complete(rpc::Reply outcome) override {
+  void complete(rpc::Reply outcome) MOOLINK_LOCKED override {
     if (outcome_) return;
     outcome_ = std::move(outcome);
     raise_credit_ = nullptr;
@@ -65,10 +65,10 @@ class Stream final : public Awaitable {
 
  private:
   const std::uint64_t credit_;
-  std::function<void(std::uint64_t)> raise_credit_;
-  std::deque<wire::Payload> items_;
-  std::uint64_t taken_ = 0;  // since credit was raised
-  std::optional<rpc::Reply> outcome_;
+  std::function<void(std::uint64_t)> raise_credit_ MOOLINK_GUARDED;
+  std::deque<wire::Payload> items_ MOOLINK_GUARDED;
+  std::uint64_t taken_ MOOLINK_GUARDED = 0;  // since credit was raised
+  std::optional<rpc::Reply> outcome_ MOOLINK_GUARDED;
 };
 
 }  // namespace moolink::runtime

@@ -18,7 +18,6 @@ constexpr Duration kHelpAfter = milliseconds(1);
 // Also counts threads that wait inside handlers: a task left in the queue then waits for one of
 // these waits to end, and each has its time-out.
 constexpr std::size_t kMostThreads = 512;
-constexpr std::size_t kSpareTasks = 64;
 
 thread_local Workers* current_workers = nullptr;
 thread_local bool polls_as_worker = false;
@@ -36,12 +35,7 @@ bool Workers::in_forked_child() { return current_workers != nullptr && current_w
 
 void Workers::submit(Task task) {
   Tasks one;
-  if (spare_.empty()) {
-    one.push_back(std::move(task));
-  } else {
-    one.splice(one.end(), spare_, spare_.begin());
-    one.front() = std::move(task);
-  }
+  one.push_back(std::move(task));
   submit(std::move(one));
 }
 
@@ -56,9 +50,13 @@ void Workers::submit(Tasks&& tasks) noexcept {
   } else if (first && (idle_ > 0 || threads_ - lent_ < 1)) {
     call_in_another();
   } else if (help_at_ == kNever) {
-    help_at_ = io::now() + kHelpAfter;
-    engine_.rearm(help_at_);
+    help_after(kHelpAfter);
   }
+}
+
+void Workers::help_after(Duration duration) {
+  help_at_ = io::now() + duration;
+  engine_.rearm(help_at_);
 }
 
 void Workers::tick(Time now) {
@@ -80,7 +78,8 @@ void Workers::call_in_another() {
     work_.notify_one();
   } else if (threads_ - lent_ < limit_ && threads_ < kMostThreads) {
     engine_.handed_over();
-    guard([this] { start_thread(); }, [this](const Error& error) { no_thread(error); });
+    guard([this]() MOOLINK_LOCKED { start_thread(); },
+          [this](const Error& error) MOOLINK_LOCKED { no_thread(error); });
   }
 }
 
@@ -97,8 +96,7 @@ void Workers::start_thread() {
 
 // The next free worker takes the task.
 void Workers::no_thread(const Error& error) {
-  help_at_ = io::now() + kTryAgainAfter;
-  engine_.rearm(help_at_);
+  help_after(kTryAgainAfter);
   if (std::exchange(lacks_threads_, true) || !failed_) return;
   failed_(make_error(ErrorCode::error, "no thread to run handlers beside the " +
                                            std::to_string(threads_) +
@@ -119,7 +117,8 @@ void Workers::run() {
       served = true;
     } else if (served && engine_.role_free()) {
       polls_as_worker = polling_ = true;
-      engine_.poll_while_idle(lock, [this] { return stopping_ || !queue_.empty(); });
+      engine_.poll_while_idle(lock,
+                              [this]() MOOLINK_LOCKED { return stopping_ || !queue_.empty(); });
       polls_as_worker = polling_ = false;
       served = false;
     } else {
@@ -137,7 +136,9 @@ void Workers::run() {
 
 void Workers::run_queued() {
   interpreter_.enter();
-  for (Tasks task; take(task); task.front() = nullptr) {
+  while (true) {
+    const Tasks task = take();
+    if (task.empty()) break;
     // Tasks handle their own errors: an error here is a bug of the library, or a lack of memory
     // even for an error.
     guard(task.front(), [this](const Error& error) {
@@ -149,20 +150,16 @@ void Workers::run_queued() {
   interpreter_.leave();
 }
 
-bool Workers::take(Tasks& task) {
+Tasks Workers::take() {
   const Engine::Lock lock = engine_.lock();
-  if (spare_.size() < kSpareTasks) spare_.splice(spare_.end(), task);
-  task.clear();
+  Tasks task;
   if (queue_.empty() || stopping_) {
     engine_.flush();  // the replies of the tasks that ran
-    return false;
+    return task;
   }
   task.splice(task.end(), queue_, queue_.begin());
-  if (!queue_.empty() && help_at_ == kNever) {
-    help_at_ = io::now() + kHelpAfter;
-    engine_.rearm(help_at_);
-  }
-  return true;
+  if (!queue_.empty() && help_at_ == kNever) help_after(kHelpAfter);
+  return task;
 }
 
 bool Workers::stop(Time deadline) {

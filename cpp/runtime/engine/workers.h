@@ -8,31 +8,23 @@
 #include <list>
 #include <memory>
 
+#include "base/thread_safety.h"
 #include "runtime/engine/engine.h"
 
 namespace moolink::runtime {
 
 // The runtime's interface to the language whose handlers it runs; bind implements it with the GIL.
-// The reactor never calls it.
+// The reactor never calls it. The base class is for handlers in C++, which need nothing.
 class Interpreter {
  public:
   virtual ~Interpreter() = default;
   // On a worker's thread, around a batch of tasks.
-  virtual void enter() = 0;
-  virtual void leave() = 0;
+  virtual void enter() {}
+  virtual void leave() {}
   // The thread, which has entered before, ends.
-  virtual void thread_ends() = 0;
+  virtual void thread_ends() {}
   // Between enter and leave: a task threw an exception.
-  virtual void failed(const char* what) = 0;
-};
-
-// For handlers in C++, which need nothing.
-class NoInterpreter final : public Interpreter {
- public:
-  void enter() override {}
-  void leave() override {}
-  void thread_ends() override {}
-  void failed(const char*) override {}
+  virtual void failed(const char* /*what*/) {}
 };
 
 using Task = std::function<void()>;
@@ -49,20 +41,19 @@ class Workers final : public Driven {
  public:
   Workers(Engine& engine, Interpreter& interpreter, std::size_t limit);
 
-  // --- with the engine's lock held
-  void submit(Task task);
-  void submit(Tasks&& tasks) noexcept;
-  std::size_t threads() const { return threads_; }
-  void set_limit(std::size_t limit) { limit_ = limit; }
-  void tick(Time now) override;
-  Time next_deadline() const override { return help_at_; }
-  void describe(Time now, Describe how, std::string& text) const override;
+  void submit(Task task) MOOLINK_LOCKED;
+  void submit(Tasks&& tasks) noexcept MOOLINK_LOCKED;
+  std::size_t threads() const MOOLINK_LOCKED { return threads_; }
+  void set_limit(std::size_t limit) MOOLINK_LOCKED { limit_ = limit; }
+  void tick(Time now) MOOLINK_LOCKED override;
+  Time next_deadline() const MOOLINK_LOCKED override { return help_at_; }
+  void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
 
   // While a worker waits inside moolink; no effect on other threads.
   class Lend {
    public:
-    explicit Lend(Workers& workers);
-    ~Lend();
+    explicit Lend(Workers& workers) MOOLINK_LOCKED;
+    ~Lend() MOOLINK_LOCKED;
     Lend(const Lend&) = delete;
     Lend& operator=(const Lend&) = delete;
 
@@ -70,15 +61,14 @@ class Workers final : public Driven {
     Workers* workers_;  // nullptr: not on a worker's thread
   };
 
-  // --- without the lock
   // Starts the first thread, at the beginning, so that one thread runs handlers and writes the log
   // even if the process lacks resources later. Throws std::system_error.
-  void start();
+  void start() MOOLINK_UNLOCKED;
   // Called when the system provides no further thread although tasks wait.
   void on_failure(std::function<void(const Error&)> failed) { failed_ = std::move(failed); }
   // Ends the threads; tasks not yet begun are dropped. False if some are still in user code at the
   // deadline: they keep running, keep `owner` alive, and end when that code returns.
-  bool stop(Time deadline);
+  bool stop(Time deadline) MOOLINK_UNLOCKED;
   // Threads keep the owner of the workers alive.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
   static bool on_worker_thread();
@@ -89,30 +79,30 @@ class Workers final : public Driven {
   void abandon() noexcept { forked_ = true; }
 
  private:
-  void run();
-  void run_queued();
-  bool take(Tasks& task);
-  void call_in_another();
-  void start_thread();
-  void no_thread(const Error& error);
+  void run() MOOLINK_UNLOCKED;
+  void run_queued() MOOLINK_UNLOCKED;
+  Tasks take() MOOLINK_UNLOCKED;  // one, or none
+  void help_after(Duration duration) MOOLINK_LOCKED;
+  void call_in_another() MOOLINK_LOCKED;
+  void start_thread() MOOLINK_LOCKED;
+  void no_thread(const Error& error) MOOLINK_LOCKED;
 
   Engine& engine_;
   Interpreter& interpreter_;
-  std::size_t limit_;
+  std::size_t limit_ MOOLINK_GUARDED;
   sigset_t signals_{};  // the mask of the thread that made the context
   std::weak_ptr<void> owner_;
-  Tasks queue_;
-  Tasks spare_;  // empty; the next tasks take their places
+  Tasks queue_ MOOLINK_GUARDED;
   std::condition_variable_any work_;
   std::condition_variable_any ended_;
-  std::size_t threads_ = 0;
-  std::size_t idle_ = 0;  // waiting on work_
-  std::size_t lent_ = 0;
-  bool polling_ = false;  // an idle worker polls the loop
-  Time help_at_ = kNever;
-  bool stopping_ = false;
+  std::size_t threads_ MOOLINK_GUARDED = 0;
+  std::size_t idle_ MOOLINK_GUARDED = 0;  // waiting on work_
+  std::size_t lent_ MOOLINK_GUARDED = 0;
+  bool polling_ MOOLINK_GUARDED = false;  // an idle worker polls the loop
+  Time help_at_ MOOLINK_GUARDED = kNever;
+  bool stopping_ MOOLINK_GUARDED = false;
   std::function<void(const Error&)> failed_;
-  bool lacks_threads_ = false;  // and that was reported
+  bool lacks_threads_ MOOLINK_GUARDED = false;  // and that was reported
   bool forked_ = false;
 };
 

@@ -24,7 +24,7 @@ std::uint64_t hash_of(const std::string& text) {
 
 accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
                                            const AccumulatorPeer::Options& options,
-                                           const BucketLayout& bucket) {
+                                           const BucketLayout& bucket) MOOLINK_LOCKED {
   check_name("an accumulator's name", options.name);
   accumulate::Machine::Config config;
   config.group = scope;
@@ -54,6 +54,11 @@ AccumulatorPeer::AccumulatorPeer(const Engine::Lock& /*held*/, std::shared_ptr<G
       machine_(machine_config(*rpc_, scope_, options, layout_)),
       moved_at_(io::now()),
       called_at_(moved_at_) {
+  if (layout_.bytes == 0) {
+    throw Exception(ErrorCode::invalid_argument,
+                    "the parameters of accumulator '" + options.name +
+                        "' have no elements: pass at least one that has");
+  }
   group_->check_role(options.role);
   const Time now = io::now();
   register_services();
@@ -73,10 +78,11 @@ void AccumulatorPeer::register_services() {
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     routed_.push_back(rpc_->router().route(
         service, scope_, group_->name(),
-        [this, service](const Uid& from, const wire::Payload& payload) {
+        [this, service](const Uid& from, const wire::Payload& payload) MOOLINK_LOCKED {
           const Time now = io::now();
-          group_->event_from(
-              [&] { machine_.received(now, from, static_cast<std::uint8_t>(service), payload); });
+          group_->event_from([&]() MOOLINK_LOCKED {
+            machine_.received(now, from, static_cast<std::uint8_t>(service), payload);
+          });
           carry_out(now);
         }));
   }
@@ -85,10 +91,10 @@ void AccumulatorPeer::register_services() {
       OperationRunner::Segment{"segments:" + scope_, "rounds", rpc::Service::accumulate},
       OperationRunner::Events{
           {},
-          [this](collective::Engine::Done done) { section_done(std::move(done)); },
-          [this](const Error& error) { group_->start_over(error); },
-          [this](std::uint64_t epoch) { machine_.shared_ready(epoch); },
-          [this](const Error& error) { fail_reductions(error); }});
+          [this](collective::Engine::Done done) MOOLINK_LOCKED { section_done(std::move(done)); },
+          [this](const Error& error) MOOLINK_LOCKED { group_->start_over(error); },
+          [this](std::uint64_t epoch) MOOLINK_LOCKED { machine_.shared_ready(epoch); },
+          [this](const Error& error) MOOLINK_LOCKED { fail_reductions(error); }});
 }
 
 void AccumulatorPeer::close() {
@@ -97,8 +103,8 @@ void AccumulatorPeer::close() {
   if (std::exchange(closed_, true)) return;
   runner_->close();
   routed_.clear();
-  guard([this] { group_->remove(io::now(), *this); },
-        [this](const Error& error) { group_->start_over(error); });
+  guard([this]() MOOLINK_LOCKED { group_->remove(io::now(), *this); },
+        [this](const Error& error) MOOLINK_LOCKED { group_->start_over(error); });
   rpc_->settle(group_->next_deadline());
   driven_.reset();
   bucket_ = {};
@@ -106,7 +112,7 @@ void AccumulatorPeer::close() {
   wake();
 }
 
-Engine::Lock AccumulatorPeer::lock_open() {
+Engine::Lock AccumulatorPeer::lock_open() MOOLINK_UNCHECKED {
   Engine::Lock lock = rpc_->context()->lock();
   if (closed_ || group_->closed()) {
     throw Exception(ErrorCode::closed, (closed_ ? "the accumulator '" + scope_
@@ -138,7 +144,8 @@ Time AccumulatorPeer::from_user(Event&& event) {
 void AccumulatorPeer::update(OnDivergence on_divergence) {
   const Engine::Lock lock = lock_open();
   news_ = false;
-  const Time now = called_at_ = from_user([&](Time at) { machine_.user_active(at); });
+  const Time now = called_at_ =
+      from_user([&](Time at) MOOLINK_LOCKED { machine_.user_active(at); });
   look(now);
   if (failure_) throw Exception(failure_);
   group_->throw_refusal();
@@ -148,7 +155,7 @@ void AccumulatorPeer::update(OnDivergence on_divergence) {
     if (on_divergence == OnDivergence::raise) throw Exception(divergence);
     rpc_->context()->log(LogLevel::warning, divergence.message);
     if (on_divergence != OnDivergence::resync || !here) return;
-    look(from_user([&](Time at) { machine_.resync(at); }));
+    look(from_user([&](Time at) MOOLINK_LOCKED { machine_.resync(at); }));
   }
 }
 
@@ -164,8 +171,8 @@ void AccumulatorPeer::look(Time now) {
   seen_.leader = machine_.leader().value_or("");
   seen_.is_leader = machine_.is_leader();
   // The user's time to answer begins when the user is asked, not when newcomers arrive.
-  if (!seen_.wants_state) state_wanted_at_ = kNever;
-  if (seen_.wants_state && state_wanted_at_ == kNever) state_wanted_at_ = now;
+  if (!seen_.wants_state) seen_.state_wanted_at = kNever;
+  if (seen_.wants_state && seen_.state_wanted_at == kNever) seen_.state_wanted_at = now;
 }
 
 void AccumulatorPeer::set_awaited(std::string text) {
@@ -236,7 +243,7 @@ bool AccumulatorPeer::wait(Time deadline, const Engine::Interrupt& interrupt) {
   if (news_) return true;
   Waiter waiter;
   waiter.what = "an accumulator's news";
-  waiter.explain = [this](Time now) {
+  waiter.explain = [this](Time now) MOOLINK_LOCKED {
     const std::string text = explain(now);
     return text.empty() ? text : text + " (accumulator '" + scope_ + "')";
   };
@@ -250,8 +257,8 @@ void AccumulatorPeer::wake() {
 }
 
 bool AccumulatorPeer::state_overdue() const {
-  return seen_.wants_state && state_wanted_at_ != kNever &&
-         io::now() - state_wanted_at_ > kStateTimeout;
+  return seen_.wants_state && seen_.state_wanted_at != kNever &&
+         io::now() - seen_.state_wanted_at > kStateTimeout;
 }
 
 std::string AccumulatorPeer::why_not_wanted() {
@@ -281,7 +288,7 @@ AccumulatorPeer::Activity AccumulatorPeer::activity() {
 
 void AccumulatorPeer::set_model_version(std::uint64_t version) {
   const Engine::Lock lock = lock_open();
-  from_user([&](Time) { machine_.set_model_version(version); });
+  from_user([&](Time) MOOLINK_LOCKED { machine_.set_model_version(version); });
   seen_.version = machine_.model_version();
 }
 
@@ -298,10 +305,8 @@ void AccumulatorPeer::set_parallel_gradients(std::uint32_t rounds) {
 }
 
 MutableBuffer AccumulatorPeer::bucket() {
-  if (bucket_.empty()) {
-    const Engine::Lock lock = lock_open();
-    bucket_ = runner_->input(layout_.bytes);
-  }
+  const Engine::Lock lock = lock_open();
+  if (bucket_.empty()) bucket_ = runner_->input(layout_.bytes);
   return bucket_;
 }
 
@@ -321,7 +326,7 @@ void AccumulatorPeer::offer_unwritten(std::int64_t batch, accumulate::Counters c
 
 void AccumulatorPeer::offer_bucket(std::int64_t batch, accumulate::Counters counters, Buffer bucket,
                                    const std::shared_ptr<Progress>& progress) {
-  const Time now = from_user([&](Time at) {
+  const Time now = from_user([&](Time at) MOOLINK_LOCKED {
     const std::uint64_t k =
         machine_.offer(at, std::move(bucket), batch, std::move(counters), progress);
     if (progress) unwritten_ = {k, progress};
@@ -334,11 +339,16 @@ void AccumulatorPeer::written(std::size_t bytes) {
   const Engine::Lock lock = lock_open();
   if (!unwritten_) return;
   unwritten_->progress->reach(bytes);
-  if (bytes == layout_.bytes) {
+  const std::uint64_t k = unwritten_->k;
+  const bool is_whole = bytes == layout_.bytes;
+  if (is_whole) {
     unwritten_.reset();
     bucket_ = {};
   }
-  const Time now = from_user([&](Time) { runner_->inputs_written(); });
+  const Time now = from_user([&](Time at) MOOLINK_LOCKED {
+    runner_->inputs_written();
+    if (is_whole) machine_.written(at, k);
+  });
   moved_at_ = called_at_ = now;
 }
 
@@ -347,7 +357,7 @@ void AccumulatorPeer::withdraw() {
   if (!unwritten_) return;
   const std::uint64_t k = std::exchange(unwritten_, std::nullopt)->k;
   bucket_ = {};
-  const Time now = from_user([&](Time at) { machine_.withdraw(at, k); });
+  const Time now = from_user([&](Time at) MOOLINK_LOCKED { machine_.withdraw(at, k); });
   seen_.wants_gradients = machine_.wants_gradients(now);
 }
 
@@ -357,24 +367,22 @@ void AccumulatorPeer::set_state(wire::Payload state) {
   if (!seen_.wants_state) {
     throw Exception(ErrorCode::error, "set_state was called while wants_state() is false");
   }
-  look(from_user([&](Time now) { machine_.set_state(now, std::move(state)); }));
+  look(from_user([&](Time now) MOOLINK_LOCKED { machine_.set_state(now, std::move(state)); }));
 }
 
-std::optional<AccumulatorPeer::NewState> AccumulatorPeer::new_state() {
+std::optional<accumulate::Machine::NewState> AccumulatorPeer::new_state() {
   const Engine::Lock lock = lock_open();
-  auto state = machine_.new_state();
-  if (!state) return std::nullopt;
-  return NewState{state->number, std::move(state->state)};
+  return machine_.new_state();
 }
 
 void AccumulatorPeer::state_installed(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
-  look(from_user([&](Time now) { machine_.state_installed(now, number); }));
+  look(from_user([&](Time now) MOOLINK_LOCKED { machine_.state_installed(now, number); }));
 }
 
 void AccumulatorPeer::refuse_state(std::uint64_t number) {
   const Engine::Lock lock = lock_open();
-  look(from_user([&](Time now) { machine_.refuse_state(now, number); }));
+  look(from_user([&](Time now) MOOLINK_LOCKED { machine_.refuse_state(now, number); }));
 }
 
 MutableBuffer AccumulatorPeer::take_result() {
@@ -402,7 +410,7 @@ void AccumulatorPeer::release_result() {
   const std::uint64_t round = seen_.result->number();
   seen_.result.reset();
   shown_.reset();
-  const Time now = from_user([&](Time at) { machine_.delivered(at, round); });
+  const Time now = from_user([&](Time at) MOOLINK_LOCKED { machine_.delivered(at, round); });
   moved_at_ = called_at_ = now;
   seen_.version = machine_.model_version();
   seen_.wants_gradients = machine_.wants_gradients(now);
@@ -410,12 +418,12 @@ void AccumulatorPeer::release_result() {
 
 void AccumulatorPeer::checksum(std::uint64_t round, std::uint64_t value) {
   const Engine::Lock lock = lock_open();
-  from_user([&](Time now) { machine_.checksum(now, round, value); });
+  from_user([&](Time now) MOOLINK_LOCKED { machine_.checksum(now, round, value); });
 }
 
 // --- events
 
-void AccumulatorPeer::new_view(Time now, const group::View& view) {
+void AccumulatorPeer::new_view(Time now, const group::SharedView& view) {
   machine_.view(now, view);
   carry_out(now);
 }
@@ -426,11 +434,11 @@ void AccumulatorPeer::evicted(Time now) {
 }
 
 void AccumulatorPeer::tick(Time now) {
-  const auto act = [&] {
+  const auto act = [&]() MOOLINK_LOCKED {
     runner_->tick(now);
     machine_.tick(now);
   };
-  guard(act, [this](const Error& error) { group_->start_over(error); });
+  guard(act, [this](const Error& error) MOOLINK_LOCKED { group_->start_over(error); });
   carry_out(now);
 }
 
@@ -441,8 +449,9 @@ void AccumulatorPeer::settle(Time now) {
 }
 
 void AccumulatorPeer::carry_out(Time now) {
-  pump_.run([this] { return machine_.take_actions(); }, [&](auto& action) { perform(now, action); },
-            [&](const auto& action, const Error& error) { end(action, error); });
+  pump_.run([this]() MOOLINK_LOCKED { return machine_.take_actions(); },
+            [&](auto& action) MOOLINK_LOCKED { perform(now, action); },
+            [&](const auto& action, const Error& error) MOOLINK_LOCKED { end(action, error); });
   runner_->carry_out();
 }
 

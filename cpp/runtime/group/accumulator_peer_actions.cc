@@ -19,11 +19,7 @@ void AccumulatorPeer::perform(Time, Machine::Send& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
-  if (layout_.bytes == 0) action.host_keys.clear();  // there is nothing to share
-  const bool one_host = collective::share_a_host(action.host_keys);
-  runner_->enter(now,
-                 {action.epoch, std::move(action.instances), std::move(action.names), one_host,
-                  std::move(action.host_keys), std::move(action.observers)},
+  runner_->enter(now, action.members,
                  {.code = ErrorCode::group_changed,
                   .message = "the group changed",
                   .function = scope_,
@@ -50,8 +46,6 @@ void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
 }
 
 void AccumulatorPeer::perform(Time now, Machine::Demote& action) {
-  rpc_->context()->log(LogLevel::warning, "accumulator '" + scope_ + "': peer '" + action.name +
-                                              "' becomes a newcomer: " + action.reason);
   group_->ask_demotion(now, action.instance);
 }
 
@@ -67,18 +61,17 @@ void AccumulatorPeer::perform(Time, Machine::Log& action) {
 // --- rounds
 
 void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
-  const std::uint64_t key = next_reduction_++;
   const std::size_t sections = layout_.sections.size();
-  Reduction reduction{action.epoch, action.round, std::vector<Buffer>(sections), sections, {}};
-  if (action.shared != 0) reduction.whole = rpc_->context()->pool().allocate(layout_.bytes);
-  const auto at = reductions_.emplace(key, std::move(reduction)).first;
-  for (std::size_t index = 0; index < sections; ++index) {
-    try {
-      operations_[start(action, index, at->second.whole)] = {key, index};
-    } catch (...) {
-      reductions_.erase(key);
-      throw;
+  const auto reduction = std::make_shared<Reduction>(
+      Reduction{action.epoch, action.round, std::vector<Buffer>(sections), sections, {}});
+  if (action.shared != 0) reduction->whole = rpc_->context()->pool().allocate(layout_.bytes);
+  try {
+    for (std::size_t index = 0; index < sections; ++index) {
+      operations_[start(action, index, reduction->whole)] = {reduction, index};
     }
+  } catch (...) {
+    reduction->missing = 0;
+    throw;
   }
 }
 
@@ -113,38 +106,30 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
 // of this epoch fail here, and the leader starts a change of epoch.
 void AccumulatorPeer::fail_reductions(const Error& error) {
   runner_->leave_segment();
-  for (const auto& [key, failed] : std::exchange(reductions_, {})) {
-    not_reduced(failed.epoch, failed.round, error);
+  for (const auto& [op, section] : std::exchange(operations_, {})) {
+    Reduction& failed = *section.first;
+    if (std::exchange(failed.missing, 0) != 0) not_reduced(failed, error);
   }
 }
 
 void AccumulatorPeer::section_done(collective::Engine::Done done) {
-  const auto operation = operations_.find(done.op);
-  if (operation == operations_.end()) return;
-  const auto [key, index] = operation->second;
-  operations_.erase(operation);
-  const auto found = reductions_.find(key);
-  if (found == reductions_.end()) return;
+  const auto operation = operations_.extract(done.op);
+  if (operation.empty()) return;
+  Reduction& reduction = *operation.mapped().first;
+  if (reduction.missing == 0) return;
   if (done.error) {
-    const Reduction failed = std::move(found->second);
-    reductions_.erase(found);
+    reduction.missing = 0;
     // The machine itself handles a change of the group.
-    if (done.error.code == ErrorCode::group_changed) return;
-    not_reduced(failed.epoch, failed.round, done.error);
+    if (done.error.code != ErrorCode::group_changed) not_reduced(reduction, done.error);
     return;
   }
-  found->second.sections[index] = std::move(done.tensor);
-  if (--found->second.missing == 0) {
-    Reduction reduction = std::move(found->second);
-    reductions_.erase(found);
-    const std::uint64_t epoch = reduction.epoch;
-    const std::uint64_t round = reduction.round;
-    guard([&] { finish(std::move(reduction)); },
-          [&](const Error& error) { not_reduced(epoch, round, error); });
-  }
+  reduction.sections[operation.mapped().second] = std::move(done.tensor);
+  if (--reduction.missing != 0) return;
+  guard([&]() MOOLINK_LOCKED { finish(reduction); },
+        [&](const Error& error) MOOLINK_LOCKED { not_reduced(reduction, error); });
 }
 
-void AccumulatorPeer::finish(Reduction reduction) {
+void AccumulatorPeer::finish(Reduction& reduction) {
   MutableBuffer& whole = reduction.whole;
   if (whole.empty() && reduction.sections.size() > 1) {
     whole = rpc_->context()->pool().allocate(layout_.bytes);
@@ -155,19 +140,13 @@ void AccumulatorPeer::finish(Reduction reduction) {
   }
   const bool exclusive = !whole.empty();
   const Buffer result = exclusive ? Buffer(whole) : reduction.sections.front();
-  reduced(reduction.epoch, reduction.round, result, exclusive);
-}
-
-void AccumulatorPeer::reduced(std::uint64_t epoch, std::uint64_t round, Buffer result,
-                              bool exclusive) {
   const Time now = io::now();
-  guard([&] { machine_.reduced(now, epoch, round, std::move(result), exclusive); },
-        [&](const Error& error) { machine_.reduce_failed(now, epoch, round, error); });
+  machine_.reduced(now, reduction.epoch, reduction.round, result, exclusive);
   carry_out(now);
 }
 
-void AccumulatorPeer::not_reduced(std::uint64_t epoch, std::uint64_t round, const Error& error) {
-  machine_.reduce_failed(io::now(), epoch, round, error);
+void AccumulatorPeer::not_reduced(const Reduction& reduction, const Error& error) {
+  machine_.reduce_failed(io::now(), reduction.epoch, reduction.round, error);
   carry_out(io::now());
 }
 

@@ -13,12 +13,12 @@ BrokerPeer::BrokerPeer(const Engine::Lock& /*held*/, std::shared_ptr<RpcPeer> rp
                        group::BrokerConfig config)
     : rpc_(std::move(rpc)),
       broker_(config, entropy64(), io::now()),
-      routed_(rpc_->router().route(rpc::Service::group, ServiceRouter::kBroker,
-                                   ServiceRouter::kAnyGroup,
-                                   [this](const Uid& from, const wire::Payload& payload) {
-                                     broker_.received(io::now(), from, payload.body.span());
-                                     carry_out();
-                                   })),
+      routed_(rpc_->router().route(
+          rpc::Service::group, ServiceRouter::kBroker, ServiceRouter::kAnyGroup,
+          [this](const Uid& from, const wire::Payload& payload) MOOLINK_LOCKED {
+            broker_.received(io::now(), from, payload.body.span());
+            carry_out();
+          })),
       observes_(rpc_->add(*this)),
       driven_(rpc_->context()->engine().add(*this)) {}
 
@@ -70,8 +70,9 @@ void BrokerPeer::peer_down(const rpc::PeerDown& peer) {
 
 void BrokerPeer::carry_out() {
   rpc_->context()->engine().rearm(broker_.next_deadline());
-  pump_.run([this] { return broker_.drain(); }, [this](auto& action) { perform(action); },
-            [this](auto&, const Error& error) {
+  pump_.run([this]() MOOLINK_LOCKED { return broker_.drain(); },
+            [this](auto& action) MOOLINK_LOCKED { perform(action); },
+            [this](auto&, const Error& error) MOOLINK_LOCKED {
               // Members announce themselves again and again, and get an answer each time.
               rpc_->context()->log(LogLevel::error,
                                    "the broker went on after an error: " + error.message);

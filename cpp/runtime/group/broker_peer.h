@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_safety.h"
 #include "group/broker.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/peer/rpc_peer.h"
@@ -12,40 +13,39 @@
 namespace moolink::runtime {
 
 // A broker on a peer: carries out the actions of the machine.
-class BrokerPeer final : public Driven, private PeerObserver {
+class BrokerPeer : public Driven, private PeerObserver {
  public:
   BrokerPeer(std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
   ~BrokerPeer() override;
 
   const std::shared_ptr<RpcPeer>& rpc() const { return rpc_; }
 
-  // --- without the lock
-  std::vector<std::string> groups();
-  group::View view(const std::string& group);  // empty: no such group
-  void close();
-  bool closed();
+  std::vector<std::string> groups() MOOLINK_UNLOCKED;
+  group::View view(const std::string& group) MOOLINK_UNLOCKED;  // empty: no such group
+  void close() MOOLINK_UNLOCKED;
+  bool closed() MOOLINK_UNLOCKED;
 
   // --- Driven
-  void tick(Time now) override;
-  Time next_deadline() const override { return broker_.next_deadline(); }
-  void describe(Time now, Describe how, std::string& text) const override;
+  void tick(Time now) MOOLINK_LOCKED override;
+  Time next_deadline() const MOOLINK_LOCKED override { return broker_.next_deadline(); }
+  void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
 
  private:
   // `held`: if this throws, the destructors of members need the lock.
   BrokerPeer(const Engine::Lock& held, std::shared_ptr<RpcPeer> rpc, group::BrokerConfig config);
-  void peer_down(const rpc::PeerDown& peer) override;
-  void carry_out();
-  void perform(group::Broker::Send& action);
-  void perform(group::Broker::Log& action) {
+  void peer_down(const rpc::PeerDown& peer) MOOLINK_LOCKED override;
+  void carry_out() MOOLINK_LOCKED;
+  void perform(group::Broker::Send& action) MOOLINK_LOCKED;
+  void perform(group::Broker::Log& action) MOOLINK_LOCKED {
     rpc_->context()->log(action.level, std::move(action.text));
   }
 
   std::shared_ptr<RpcPeer> rpc_;
-  group::Broker broker_;
+  group::Broker broker_ MOOLINK_GUARDED;
   ActionPump pump_;
-  std::shared_ptr<void> routed_;  // until close()
-  Listed<PeerObserver> observes_;
-  Listed<Driven> driven_;
+  std::shared_ptr<void> routed_ MOOLINK_GUARDED;  // until close()
+  Listed<PeerObserver> observes_ MOOLINK_GUARDED;
+  Listed<Driven> driven_ MOOLINK_GUARDED;
 };
 
 }  // namespace moolink::runtime

@@ -133,8 +133,8 @@ bool have_memory_in_common(const std::vector<Gradient>& gradients, std::size_t e
     if (gradient.data == nullptr || gradient.count == 0) continue;
     spans.emplace_back(gradient.data, gradient.data + gradient.count * element);
   }
-  std::sort(spans.begin(), spans.end());
-  return std::adjacent_find(spans.begin(), spans.end(), [](const auto& one, const auto& next) {
+  std::ranges::sort(spans);
+  return std::ranges::adjacent_find(spans, [](const auto& one, const auto& next) {
            return next.first < one.second;
          }) != spans.end();
 }

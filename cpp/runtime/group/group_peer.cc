@@ -21,7 +21,7 @@ bool loses_nothing(group::Cause cause) {
          cause == group::Cause::ordered;
 }
 
-group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) {
+group::MemberConfig member_config(RpcPeer& rpc, const std::string& group) MOOLINK_LOCKED {
   check_name("a group's name", group);
   group::MemberConfig config;
   config.group = group;
@@ -58,27 +58,31 @@ GroupPeer::~GroupPeer() { close(); }
 
 void GroupPeer::register_services() {
   routed_ = rpc_->router().route(
-      rpc::Service::group, name_, name_, [this](const Uid& from, const wire::Payload& payload) {
+      rpc::Service::group, name_, name_,
+      [this](const Uid& from, const wire::Payload& payload) MOOLINK_LOCKED {
         const Time now = io::now();
-        event_from([&] { member_.received(now, from, payload.body.span()); });
+        event_from([&]() MOOLINK_LOCKED { member_.received(now, from, payload.body.span()); });
         carry_out(now);
       });
   runner_ = std::make_shared<OperationRunner>(
       rpc_, name_, "group:" + name_,
       OperationRunner::Segment{"segment:" + name_, "collectives", rpc::Service::collective},
       OperationRunner::Events{
-          [this](collective::Engine::Combine asked) { combine(std::move(asked)); },
-          [this](collective::Engine::Done ended) { done(std::move(ended)); },
-          [this](const Error& error) { start_over(error); },
-          [this](std::uint64_t epoch) { runner_->engine().use_shared_memory(epoch); },
-          [this](const Error& error) { start_over(error); }});
+          [this](collective::Engine::Combine asked) MOOLINK_LOCKED { combine(std::move(asked)); },
+          [this](collective::Engine::Done ended) MOOLINK_LOCKED { done(std::move(ended)); },
+          [this](const Error& error) MOOLINK_LOCKED { start_over(error); },
+          [this](std::uint64_t epoch)
+              MOOLINK_LOCKED { runner_->engine().use_shared_memory(epoch); },
+          [this](const Error& error) MOOLINK_LOCKED { start_over(error); }});
 }
 
 // Whatever fails, the group is closed when this returns.
 void GroupPeer::close() {
   if (rpc_->context()->abandoned()) return;
   Engine::Lock lock = rpc_->context()->lock();
-  const auto wait = [&] { rpc_->wait_until_delivered(lock, [this] { return has_delivered(); }); };
+  const auto wait = [&]() MOOLINK_LOCKED {
+    rpc_->wait_until_delivered(lock, [this]() MOOLINK_LOCKED { return has_delivered(); });
+  };
   guard(wait, [](const Error&) {});
   shut();
 }
@@ -86,17 +90,17 @@ void GroupPeer::close() {
 // Results of this member may still be in transit to others. The broker's message that this member
 // left could overtake them, and would fail operations there that have ended here.
 bool GroupPeer::has_delivered() const {
-  const auto flushed = [this](const group::MemberInfo& member) {
-    return rpc_->node().flushed(member.instance);
-  };
-  return closed_ || (runner_->ended_everywhere() && std::ranges::all_of(entered_.members, flushed));
+  const auto flushed = [this](const group::MemberInfo& member)
+                           MOOLINK_LOCKED { return rpc_->node().flushed(member.instance); };
+  return closed_ ||
+         (runner_->ended_everywhere() && std::ranges::all_of(entered_->members, flushed));
 }
 
 void GroupPeer::shut() {
   if (std::exchange(closed_, true)) return;
   const Time now = io::now();
   const auto ignore = [](const Error&) {};
-  const auto say = [&] {
+  const auto say = [&]() MOOLINK_LOCKED {
     member_.leave(now);
     carry_out(now);
     rpc_->flush();
@@ -109,16 +113,16 @@ void GroupPeer::shut() {
   observes_.reset();
   driven_.reset();
   for (std::size_t i = attached_.size(); i-- > 0;) {
-    guard([&] { attached_[i].observer->evicted(now); }, ignore);
+    guard([&]() MOOLINK_LOCKED { attached_[i]->evicted(now); }, ignore);
   }
   for (const auto& entry : std::exchange(running_, {})) {
     Future& future = *entry.second.future;
-    guard([&] { future.complete(left_error(name_)); },
-          [&](const Error& error) { future.complete(error); });
+    guard([&]() MOOLINK_LOCKED { future.complete(left_error(name_)); },
+          [&](const Error& error) MOOLINK_LOCKED { future.complete(error); });
   }
 }
 
-Engine::Lock GroupPeer::lock_open() {
+Engine::Lock GroupPeer::lock_open() MOOLINK_UNCHECKED {
   Engine::Lock lock = rpc_->context()->lock();
   if (closed_) throw Exception(left_error(name_));
   return lock;
@@ -129,9 +133,15 @@ Engine::Lock GroupPeer::lock_open() {
 bool GroupPeer::update() {
   const Engine::Lock lock = lock_open();
   throw_refusal();
-  if (member_.active_view() == seen_) return false;
-  seen_ = member_.active_view();
+  const group::SharedView& active = member_.active_view();
+  if (active == seen_ || *active == *seen_) return false;
+  seen_ = active;
   return true;
+}
+
+bool GroupPeer::is_outdated() {
+  const Engine::Lock lock = rpc_->context()->lock();
+  return closed_ || refusal_ || *member_.active_view() != *seen_;
 }
 
 bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
@@ -140,9 +150,9 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   if (has_members(count)) return true;
   MembersWaiter waiting{count, {}};
   waiting.waiter.what = "members of a group";
-  waiting.waiter.explain = [this, count](Time now) {
+  waiting.waiter.explain = [this, count](Time now) MOOLINK_LOCKED {
     const std::string why = member_.waiting_for().empty() ? std::string() : explain(now);
-    const std::size_t present = member_.active_view().members.size();
+    const std::size_t present = member_.active_view()->members.size();
     return why.empty() ? "group '" + name_ + "' has " + std::to_string(present) + " of " +
                              std::to_string(count) + " members: start the others"
                        : why;
@@ -216,7 +226,7 @@ void GroupPeer::peer_down(const rpc::PeerDown& peer) {
 }
 
 void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
-  for (const Attached& attached : attached_) attached.observer->session_lost(instance);
+  for (ViewObserver* observer : attached_) observer->session_lost(instance);
   member_.peer_down(now, instance, how);
   carry_out(now);
 }
@@ -224,17 +234,17 @@ void GroupPeer::lost_session(Time now, const Uid& instance, group::Down how) {
 // A member of a group continues without a broker; a peer that waits for one would wait for ever.
 void GroupPeer::refused(const rpc::Refused& refusal) {
   const bool of_broker = refusal.name == broker_name_ || refusal.only_way;
-  if (!of_broker || broker_ || !member_.view().empty()) return;
+  if (!of_broker || broker_ || !member_.view()->empty()) return;
   refusal_ = refusal.error;
   refusal_.function = name_;
   refusal_.message = "group '" + name_ + "' has no broker: " + refusal_.message;
-  for (const Attached& attached : attached_) attached.observer->refused();
+  for (ViewObserver* observer : attached_) observer->refused();
   wake_waiters();
 }
 
 void GroupPeer::throw_refusal() {
   const Error refusal = std::exchange(refusal_, {});
-  if (refusal && !broker_ && member_.view().empty()) throw Exception(refusal);
+  if (refusal && !broker_ && member_.view()->empty()) throw Exception(refusal);
 }
 
 // --- accumulators
@@ -247,54 +257,50 @@ void GroupPeer::check_role(group::Role role) const {
 }
 
 void GroupPeer::add(Time now, ViewObserver& observer, group::Role role) {
-  attached_.push_back({&observer});
+  attached_.push_back(&observer);
   member_.share_state(now, role);
   member_.hold_soft_views(true);
   tell_has_state(now);
-  if (!member_.view().empty()) observer.new_view(now, member_.view());
+  if (!member_.view()->empty()) observer.new_view(now, member_.view());
 }
 
 void GroupPeer::remove(Time now, ViewObserver& observer) {
-  std::erase_if(attached_,
-                [&](const Attached& attached) { return attached.observer == &observer; });
+  std::erase(attached_, &observer);
   if (closed_) return;
   if (attached_.empty()) member_.hold_soft_views(false);
   tell_has_state(now);
   activate_when_all_have(now);
 }
 
-void GroupPeer::activate(Time now, const ViewObserver& observer, std::uint64_t epoch) {
-  for (Attached& attached : attached_) {
-    if (attached.observer == &observer) attached.activated = epoch;
-  }
+void GroupPeer::activate(Time now, ViewObserver& observer, std::uint64_t epoch) {
+  observer.activated_ = epoch;
   activate_when_all_have(now);
 }
 
 void GroupPeer::activate_when_all_have(Time now) {
-  const std::uint64_t newest = member_.view().epoch;
+  const std::uint64_t newest = member_.view()->epoch;
   const bool all = std::ranges::all_of(
-      attached_, [&](const Attached& attached) { return attached.activated >= newest; });
-  if (!all || member_.active_view().epoch == newest) return;
+      attached_, [&](const ViewObserver* observer) { return observer->activated_ >= newest; });
+  if (!all || member_.active_view()->epoch == newest) return;
   member_.activate(now, newest);
   enter_in_time(now, member_.active_view());
   wake_waiters();
 }
 
-void GroupPeer::set_has_state(Time now, const ViewObserver& observer, bool has_state) {
-  for (Attached& attached : attached_) {
-    if (attached.observer == &observer) attached.has_state = has_state;
-  }
+void GroupPeer::set_has_state(Time now, ViewObserver& observer, bool has_state) {
+  observer.has_state_ = has_state;
   tell_has_state(now);
 }
 
 void GroupPeer::tell_has_state(Time now) {
-  const bool has_state = !attached_.empty() && std::ranges::all_of(attached_, &Attached::has_state);
+  const bool has_state =
+      !attached_.empty() && std::ranges::all_of(attached_, &ViewObserver::has_state_);
   member_.set_has_state(now, has_state);
   rpc_->context()->engine().rearm(next_deadline());
 }
 
 void GroupPeer::stale_frame(Time now, const Uid& from, std::uint64_t epoch) {
-  const group::MemberInfo* member = member_.view().find(from);
+  const group::MemberInfo* member = member_.view()->find(from);
   member_.check_frame(now, from, member == nullptr ? "" : member->name, epoch);
   carry_out(now);
 }
@@ -310,7 +316,7 @@ void GroupPeer::tick(Time now) {
   runner_->tick(now);
   carry_out(now);
   remind(now);
-  if (next_ && (now >= enter_by_ || nothing_runs())) enter(*next_);
+  if (next_ && (now >= enter_by_ || nothing_runs())) enter(next_);
   std::vector<collective::OpId> late;
   for (const auto& [op, running] : running_) {
     if (running.deadline <= now) late.push_back(op);
@@ -329,13 +335,14 @@ Time GroupPeer::next_deadline() const {
 }
 
 void GroupPeer::carry_out(Time now) {
-  pump_.run([this] { return member_.drain(); }, [&](auto& action) { perform(now, action); },
-            [this](auto&, const Error& error) { start_over(error); });
+  pump_.run([this]() MOOLINK_LOCKED { return member_.drain(); },
+            [&](auto& action) MOOLINK_LOCKED { perform(now, action); },
+            [this](auto&, const Error& error) MOOLINK_LOCKED { start_over(error); });
   wake_waiters();
 }
 
 void GroupPeer::perform(Time, group::Member::SendToBroker& action) {
-  rpc_->send_service_to_name(broker_name_, rpc::Service::group, {action.bytes, {}}, name_);
+  rpc_->send_service_to({}, broker_name_, rpc::Service::group, {action.bytes, {}}, name_);
   crash_point("announce.sent");
 }
 
@@ -346,22 +353,20 @@ void GroupPeer::perform(Time, group::Member::SendToMember& action) {
 
 void GroupPeer::perform(Time now, group::Member::NewView& action) {
   rpc_->context()->recorder().record(now, FlightKind::view, rpc_->node().name(), "",
-                                     action.view.epoch, group::describe(action.view));
+                                     action.view->epoch, group::describe(*action.view));
   if (action.active) enter_in_time(now, action.view);
-  for (const Attached& attached : std::vector(attached_)) {
-    attached.observer->new_view(now, action.view);
-  }
+  for (ViewObserver* observer : std::vector(attached_)) observer->new_view(now, action.view);
 }
 
 void GroupPeer::perform(Time now, group::Member::Evicted&) {
-  enter({});
-  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+  enter(group::no_view());
+  for (ViewObserver* observer : std::vector(attached_)) observer->evicted(now);
 }
 
 // Deferred to tick(): a machine may be in the middle of an event now.
 void GroupPeer::start_over(const Error& error) noexcept {
   if (closed_ || std::exchange(starts_over_, true)) return;
-  guard([&] { broken_by_ = error; }, [](const Error&) {});
+  guard([&]() MOOLINK_LOCKED { broken_by_ = error; }, [](const Error&) {});
 }
 
 void GroupPeer::rejoin(Time now) {
@@ -381,12 +386,12 @@ void GroupPeer::rejoin(Time now) {
     running_.erase(running);
   }
   runner_->engine().drop_operations();
-  enter({});
-  for (Attached& attached : attached_) {
-    attached.activated = 0;
-    attached.has_state = false;
+  enter(group::no_view());
+  for (ViewObserver* observer : attached_) {
+    observer->activated_ = 0;
+    observer->has_state_ = false;
   }
-  for (const Attached& attached : std::vector(attached_)) attached.observer->evicted(now);
+  for (ViewObserver* observer : std::vector(attached_)) observer->evicted(now);
   if (broker_) member_.broker_up(now, broker_);
   starts_over_ = false;
 }
@@ -400,26 +405,25 @@ void GroupPeer::settle(Time now) {
 
 // A member that left in order has ended its operations. Others may still be ending them: they have
 // all data they need from it, but the new view would fail them.
-void GroupPeer::enter_in_time(Time now, const group::View& view) {
-  if (nothing_runs() || !loses_nothing(view.cause)) return enter(view);
+void GroupPeer::enter_in_time(Time now, const group::SharedView& view) {
+  if (nothing_runs() || !loses_nothing(view->cause)) return enter(view);
   if (!next_) enter_by_ = now + kLastOperations;
   next_ = view;
 }
 
 // Operations now run among the members of `view`.
-void GroupPeer::enter(group::View view) {
+void GroupPeer::enter(group::SharedView view) {
   next_.reset();
-  collective::Engine::Members members;
-  members.epoch = view.epoch;
-  for (std::size_t rank = 0; rank < view.participants(); ++rank) {
-    members.instances.push_back(view.members[rank].instance);
-    members.names.push_back(view.members[rank].name);
-    members.host_keys.push_back(view.members[rank].host_key);
+  std::vector<collective::EpochMembers::Member> members;
+  for (std::size_t rank = 0; rank < view->participants(); ++rank) {
+    const group::MemberInfo& member = view->members[rank];
+    members.push_back({member.instance, member.name, member.host_key});
   }
-  members.one_host = collective::share_a_host(members.host_keys);
-  const Error reason = group::group_changed(name_, "an operation", entered_, view);
+  const Error reason = group::group_changed(name_, "an operation", *entered_, *view);
+  const auto entered =
+      std::make_shared<const collective::EpochMembers>(view->epoch, std::move(members));
   entered_ = std::move(view);
-  runner_->enter(io::now(), members, reason);
+  runner_->enter(io::now(), entered, reason);
 }
 
 }  // namespace moolink::runtime

@@ -16,7 +16,7 @@ std::string GroupPeer::explain(Time now) const {
   std::string waiting = member_.waiting_for();
   if (broker_) return waiting;
   if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
-  return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view().epoch) +
+  return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view()->epoch) +
          " without its broker: no peer can join, and the death of a member would stop it" +
          how_to_reach_the_broker(now);
 }
@@ -24,8 +24,8 @@ std::string GroupPeer::explain(Time now) const {
 std::string GroupPeer::how_to_reach_the_broker(Time now) const {
   const rpc::Explanation known = rpc_->node().explain(now, broker_name_);
   std::string tried;
-  for (const rpc::TriedAddress& address : known.tried) {
-    tried += "; " + address.address + ": " + address.error;
+  for (const auto& [address, failures] : known.tried) {
+    tried += "; " + address + ": " + failures.error;
   }
   const std::string broker = "'" + broker_name_ + "'";
   if (!tried.empty()) return tried + ": does broker " + broker + " run there?";
@@ -49,10 +49,10 @@ void GroupPeer::remind(Time now) {
 void GroupPeer::describe(Time now, Describe how, std::string& text) const {
   const std::string who = "group '" + name_ + "' of peer '" + rpc_->node().name() + "'";
   if (how == Describe::everything) {
-    const group::View& view = member_.active_view();
+    const group::View& view = *member_.active_view();
     text += who + ": " + (view.empty() ? "in no epoch" : group::describe(view));
-    if (member_.view().epoch != view.epoch) {
-      text += "; next: " + group::describe(member_.view());
+    if (member_.view()->epoch != view.epoch) {
+      text += "; next: " + group::describe(*member_.view());
     }
     text += "; broker '" + broker_name_ + (broker_ ? "' connected\n" : "' not connected\n");
   }

@@ -19,20 +19,20 @@ constexpr std::size_t kOperationsNamed = 8;
 
 // A retried operation uses the newest members, any other the members that the user has seen.
 void GroupPeer::enter_newest(const std::string& operation, bool retry) {
-  if (next_) enter(*next_);
-  if (entered_.empty()) {
+  if (next_) enter(next_);
+  if (entered_->empty()) {
     throw Exception(
         Error{.code = ErrorCode::closed,
               .message = "operation '" + operation + "' of group '" + name_ +
                          "': this peer is in no view of it yet; update() shows when it is",
               .function = name_});
   }
-  if (retry || seen_.epoch == entered_.epoch) return;
-  if (seen_.empty()) {
+  if (retry || seen_->epoch == entered_->epoch) return;
+  if (seen_->empty()) {
     throw Exception(ErrorCode::closed, "operation '" + operation + "' of group '" + name_ +
                                            "': update() has shown no members yet; call it first");
   }
-  Error error = group::group_changed(name_, "operation '" + operation + "'", seen_, entered_);
+  Error error = group::group_changed(name_, "operation '" + operation + "'", *seen_, *entered_);
   error.message += " update() shows its members.";
   throw Exception(std::move(error));
 }
@@ -42,12 +42,12 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
                                               bool retry, std::uint32_t epoch) {
   const Engine::Lock lock = lock_open();
   enter_newest(operation, retry);
-  if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_.epoch)) {
+  if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_->epoch)) {
     throw Exception(Error{.code = ErrorCode::group_changed,
                           .message = "operation '" + operation + "' of group '" + name_ +
                                      "' is of epoch " + std::to_string(epoch) +
                                      ", in which its token was made; update() has shown epoch " +
-                                     std::to_string(seen_.epoch) + " since: make a new token",
+                                     std::to_string(seen_->epoch) + " since: make a new token",
                           .function = name_});
   }
   const collective::OpId op = runner_->engine().start(
@@ -57,10 +57,7 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
 
 bool GroupPeer::on_one_host() {
   const Engine::Lock lock = lock_open();
-  const std::vector<group::MemberInfo>& members = entered_.members;
-  return std::ranges::all_of(members, [&](const group::MemberInfo& member) {
-    return member.host_key && member.host_key == members.front().host_key;
-  });
+  return runner_->engine().members().one_host;
 }
 
 std::shared_ptr<Future> GroupPeer::all_reduce_value(const std::string& operation,
@@ -79,7 +76,7 @@ std::shared_ptr<Future> GroupPeer::begin(collective::OpId op, const std::string&
   std::shared_ptr<Future> future;
   try {
     future = std::make_shared<Future>(rpc_->context());
-    future->on_cancel([this, op] {
+    future->on_cancel([this, op]() MOOLINK_LOCKED {
       runner_->engine().cancel(op, {.code = ErrorCode::cancelled,
                                     .message = "the operation was cancelled",
                                     .function = name_,
@@ -109,8 +106,8 @@ void GroupPeer::done(collective::Engine::Done ended) {
   } else if (!ended.value.body.empty()) {
     future->complete(std::move(ended.value));
   } else {
-    guard([&] { future->complete(wire::Payload{{}, {std::move(ended.tensor)}}); },
-          [&](const Error& error) { future->complete(error); });
+    guard([&]() MOOLINK_LOCKED { future->complete(wire::Payload{{}, {std::move(ended.tensor)}}); },
+          [&](const Error& error) MOOLINK_LOCKED { future->complete(error); });
   }
 }
 

@@ -7,16 +7,23 @@
 #include <utility>
 #include <vector>
 
+#include "base/scoped.h"
+#include "base/thread_safety.h"
 #include "collective/engine.h"
+#include "collective/shared_pipeline.h"
+#include "io/loop.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/peer/rpc_peer.h"
-#include "runtime/shared_memory/shared_collectives.h"
+#include "runtime/shared_memory/host_segment.h"
 
 namespace moolink::runtime {
 
-// Carries out a collective engine's messages, its arithmetic, and its operations in the segment of
-// its members' host. All calls, in both directions, are made with the engine's lock held.
-class OperationRunner final : public std::enable_shared_from_this<OperationRunner> {
+// Carries out a collective engine's messages and its arithmetic, and passes its operations through
+// the segment of the members on this host: the SharedPipeline advances whenever a thread polls the
+// loop.
+class OperationRunner final : public io::Pollable,
+                              private PeerObserver,
+                              public std::enable_shared_from_this<OperationRunner> {
  public:
   struct Events {
     std::function<void(collective::Engine::Combine)> combine;  // may be empty
@@ -36,63 +43,91 @@ class OperationRunner final : public std::enable_shared_from_this<OperationRunne
   // The scope distinguishes this engine's messages from those of others on the same peer; all are
   // of the group.
   OperationRunner(std::shared_ptr<RpcPeer> rpc, std::string group, std::string scope,
-                  Segment segment, Events events);
-  ~OperationRunner();
+                  const Segment& segment, Events events);
+  ~OperationRunner() override;
 
-  collective::Engine& engine() { return engine_; }
+  collective::Engine& engine() MOOLINK_LOCKED { return engine_; }
   // See Engine::set_members(). Gives up the segment of the epoch before, for all its ranks.
-  void enter(Time now, const collective::Engine::Members& members, const Error& reason);
-  void leave_segment() { shared_->leave(); }
+  void enter(Time now, const collective::SharedMembers& members, const Error& reason)
+      MOOLINK_LOCKED;
+  void leave_segment() MOOLINK_LOCKED;
   // Memory for an input of an operation with Options::shared. The other members read it in place if
   // they can.
-  MutableBuffer input(std::size_t bytes);
-  void tick(Time now) { shared_->tick(now); }
-  Time next_deadline() const { return shared_->next_deadline(); }
-  void inputs_written();  // see Engine::inputs_written()
+  MutableBuffer input(std::size_t bytes) MOOLINK_LOCKED;
+  void tick(Time now) MOOLINK_LOCKED { segment_.tick(now); }
+  Time next_deadline() const MOOLINK_LOCKED { return segment_.next_deadline(); }
+  void inputs_written() MOOLINK_LOCKED;  // see Engine::inputs_written()
   // The others need nothing more from this member's part of the segment for operations that have
   // ended here.
-  bool ended_everywhere() const { return shared_->ended_everywhere(); }
-  std::vector<std::string> waiting_for(collective::OpId op) const;
+  bool ended_everywhere() const MOOLINK_LOCKED { return !pipeline_ || pipeline_->taken_by_all(); }
+  std::vector<std::string> waiting_for(collective::OpId op) const MOOLINK_LOCKED;
   // Carries out the engine's actions; call it after every event.
-  void carry_out();
+  void carry_out() MOOLINK_LOCKED;
   // No event is reported from now on.
-  void close();
+  void close() MOOLINK_LOCKED;
+
+  // --- Pollable
+  bool poll() MOOLINK_LOCKED override;
+  bool prepare_sleep() MOOLINK_LOCKED override;
+  void awake() MOOLINK_LOCKED override {
+    if (pipeline_) pipeline_->awake();
+  }
 
  private:
-  void perform(collective::Engine::Send& action);
-  void perform(collective::Engine::Sum& action);
-  void perform(collective::Engine::Combine& action) { events_.combine(std::move(action)); }
-  void perform(collective::Engine::Pass& action);
-  void perform(collective::Engine::Publish& action) {
-    shared_->publish(action.s, action.chunk, std::move(action.result));
+  void perform(collective::Engine::Send& action) MOOLINK_LOCKED;
+  void perform(collective::Engine::Sum& action) MOOLINK_LOCKED;
+  void perform(collective::Engine::Combine& action) MOOLINK_LOCKED {
+    events_.combine(std::move(action));
   }
-  void perform(collective::Engine::Abandon& action) { shared_->abandon(action.s); }
-  void perform(collective::Engine::Done& action) { events_.done(std::move(action)); }
-  void submit_sum(const collective::Engine::Sum& action);
-  void no_thread(const Error& error);
+  void perform(collective::Engine::Pass& action) MOOLINK_LOCKED;
+  void perform(collective::Engine::Publish& action) MOOLINK_LOCKED;
+  void perform(collective::Engine::Abandon& action) MOOLINK_LOCKED;
+  void perform(collective::Engine::Done& action) MOOLINK_LOCKED { events_.done(std::move(action)); }
+  void submit_sum(const collective::Engine::Sum& action) MOOLINK_LOCKED;
+  void no_thread(const Error& error) MOOLINK_LOCKED;
   // Other actions belong to an operation, which fails at all members.
-  void end(const collective::Engine::Send& action, const Error& error) {
+  void end(const collective::Engine::Send& action, const Error& error) MOOLINK_LOCKED {
     rpc_->fail_peer(action.instance, error);
   }
-  void end(const collective::Engine::Sum& action, const Error& error);
-  void end(const collective::Engine::Combine& action, const Error& error) {
+  void end(const collective::Engine::Sum& action, const Error& error) MOOLINK_LOCKED;
+  template <class OfOperation>
+  void end(const OfOperation& action, const Error& error) MOOLINK_LOCKED {
     engine_.cancel(action.op, error);
   }
   // The operations of a segment pass in one order at all ranks: this one cannot leave one out.
-  void end(const collective::Engine::Pass&, const Error& error) { events_.disagreed(error); }
-  void end(const collective::Engine::Publish& action, const Error& error) {
-    engine_.failed(action.s, error);
+  void end(const collective::Engine::Pass&, const Error& error) MOOLINK_LOCKED {
+    events_.disagreed(error);
   }
-  void end(const collective::Engine::Abandon&, const Error&) {}
-  void end(const collective::Engine::Done&, const Error&) {}  // its owner reports it
+  void end(const collective::Engine::Abandon&, const Error&) MOOLINK_LOCKED {}
+  void end(const collective::Engine::Done&, const Error&) MOOLINK_LOCKED {}  // its owner reports it
+
+  void connection_ended(const Uid& instance,
+                        const std::shared_ptr<transport::Connection>& connection)
+      MOOLINK_LOCKED override;
+  void failed(const Error& error) MOOLINK_LOCKED override { events_.disagreed(error); }
+  void attach() MOOLINK_LOCKED;
+  collective::LentPlace place(const std::byte* data, std::size_t size) const MOOLINK_LOCKED;
+  LentBytes lent_by(std::uint32_t rank, std::uint64_t segment) const MOOLINK_LOCKED;
+  bool advance() MOOLINK_LOCKED;
+  void take_sums() MOOLINK_LOCKED;
+  void take_ended() MOOLINK_LOCKED;
 
   std::shared_ptr<RpcPeer> rpc_;
   const std::string group_;
   const std::string scope_;
   Events events_;
   collective::Engine engine_;
+  HostSegment segment_;
+  // Connections of members that ended in this epoch. A member may still name memory that it lent
+  // through one: it may learn of the end later.
+  std::vector<std::pair<Uid, std::shared_ptr<transport::Connection>>> ended_;
+  std::unique_ptr<collective::SharedPipeline> pipeline_;  // once all of the host are attached
+  // The others are in a newer epoch. The message about it is in transit, and fails running
+  // operations.
+  bool outdated_ = false;
   std::shared_ptr<void> routed_;  // until close()
-  std::shared_ptr<SharedCollectives> shared_;
+  Listed<PeerObserver> observes_;
+  Listed<io::Pollable> polled_;
   ActionPump pump_;
   bool lacks_thread_ = false;  // and that was reported
 };

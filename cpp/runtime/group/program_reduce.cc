@@ -67,8 +67,8 @@ struct Part {
 std::vector<Part> parts_of(std::span<const ProgramOperand> operands) {
   std::vector<Part> parts;
   for (const ProgramOperand& operand : operands) {
-    auto part = std::find_if(parts.begin(), parts.end(),
-                             [&](const Part& one) { return one.dtype == operand.dtype; });
+    auto part =
+        std::ranges::find_if(parts, [&](const Part& one) { return one.dtype == operand.dtype; });
     if (part == parts.end()) part = parts.insert(parts.end(), Part{operand.dtype, {}, 0, {}, {}});
     part->operands.push_back(&operand);
     part->bytes += operand.bytes;
@@ -138,7 +138,7 @@ void start(GroupPeer& group, const ProgramReduction& reduction, std::size_t numb
 const Error* first_error(const std::vector<Part>& parts) {
   const Error* found = nullptr;
   for (const Part& part : parts) {
-    if (!part.future) continue;
+    if (!part.future || !part.future->done()) continue;
     const Error* error = std::get_if<Error>(&part.future->outcome());
     if (error == nullptr) continue;
     if (found == nullptr || found->code == ErrorCode::cancelled) found = error;
@@ -168,11 +168,7 @@ void reduce_for_program(GroupPeer& group, const ProgramReduction& reduction,
   for (std::size_t i = 0; i < parts.size(); ++i) start(group, reduction, i, parts[i], memory);
   for (const Part& part : parts) {
     part.future->wait(kNever, interrupt);
-    if (!std::holds_alternative<Error>(part.future->outcome())) continue;
-    for (const Part& other : parts) {
-      if (!other.future->done()) other.future->cancel();
-    }
-    break;
+    if (std::holds_alternative<Error>(part.future->outcome())) break;
   }
   if (const Error* found = first_error(parts)) {
     Error error = *found;

@@ -9,20 +9,21 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "base/thread_safety.h"
 #include "base/uid.h"
 
 namespace moolink::runtime {
 
 // Descriptors that peers of this host shared, by key. They arrive through a socket, and the message
-// with their key through a ring: either may be first. With the engine's lock held.
+// with their key through a ring: either may be first.
 class DescriptorExchange {
  public:
   using Taker = std::function<void(std::vector<Descriptor>)>;
 
   // Called once, now or when they arrive.
-  void expect(const Uid& key, Taker taker) {
-    const auto found = std::find_if(unclaimed_.begin(), unclaimed_.end(),
-                                    [&](const auto& entry) { return entry.first == key; });
+  void expect(const Uid& key, Taker taker) MOOLINK_LOCKED {
+    const auto found =
+        std::ranges::find_if(unclaimed_, [&](const auto& entry) { return entry.first == key; });
     if (found == unclaimed_.end()) {
       takers_[key] = std::move(taker);
       return;
@@ -31,11 +32,11 @@ class DescriptorExchange {
     unclaimed_.erase(found);
     taker(std::move(descriptors));
   }
-  void forget(const Uid& key) {
+  void forget(const Uid& key) MOOLINK_LOCKED {
     takers_.erase(key);
     std::erase_if(unclaimed_, [&](const auto& entry) { return entry.first == key; });
   }
-  void arrived(const Uid& key, std::vector<Descriptor> descriptors) {
+  void arrived(const Uid& key, std::vector<Descriptor> descriptors) MOOLINK_LOCKED {
     const auto found = takers_.find(key);
     if (found != takers_.end()) {
       const Taker taker = std::move(found->second);

@@ -6,25 +6,14 @@
 
 namespace moolink::runtime {
 
-class LoanReturns::Borrowed {
- public:
-  Borrowed(Buffer bytes, std::shared_ptr<LoanReturns> returns, const Ended& loan)
-      : bytes_(std::move(bytes)), returns_(std::move(returns)), loan_(loan) {}
-  ~Borrowed() { returns_->end(loan_); }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-
- private:
-  Buffer bytes_;
-  std::shared_ptr<LoanReturns> returns_;
-  Ended loan_;
-};
-
 Buffer LoanReturns::borrow(Buffer bytes, const Ended& loan) {
   const std::byte* data = bytes.data();
   const std::size_t size = bytes.size();
-  auto owner = std::make_shared<Borrowed>(std::move(bytes), shared_from_this(), loan);
-  return {std::move(owner), data, size};
+  auto end = [bytes = std::move(bytes), returns = shared_from_this(), loan](const void*) mutable {
+    const Buffer unmapped = std::move(bytes);  // weak references keep the deleter, not the bytes
+    returns->end(loan);
+  };
+  return {std::shared_ptr<const void>(data, std::move(end)), data, size};
 }
 
 void LoanReturns::end(const Ended& loan) {
@@ -36,7 +25,7 @@ void LoanReturns::end(const Ended& loan) {
     ended_.push_back(loan);
     if (ended_.size() > 1) return;  // those that end before the loop looks are sent together
   }
-  peer->context()->engine().loop().post([peer] { peer->return_loans(); });
+  peer->context()->engine().loop().post([peer]() MOOLINK_LOCKED { peer->return_loans(); });
 }
 
 std::vector<LoanReturns::Ended> LoanReturns::take() {
@@ -46,6 +35,7 @@ std::vector<LoanReturns::Ended> LoanReturns::take() {
 
 namespace {
 
+// Not a deleter: shared_ptr also calls that if it has no memory, and the caller gets an exception.
 class Release {
  public:
   Release(std::shared_ptr<Context> context, std::shared_ptr<Future> future, Task task)
@@ -58,7 +48,7 @@ class Release {
     // Through the loop: the engine's lock may be held here, or not.
     io::Loop& loop = context_->engine().loop();
     loop.post([context = std::move(context_), future = std::move(future_),
-               task = std::move(task_)]() mutable {
+               task = std::move(task_)]() MOOLINK_LOCKED mutable {
       if (future != nullptr) future->complete(wire::Payload{});
       if (task) context->workers().submit(std::move(task));
     });

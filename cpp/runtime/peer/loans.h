@@ -31,7 +31,6 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
   std::vector<Ended> take();
 
  private:
-  class Borrowed;
   void end(const Ended& loan);
 
   const std::weak_ptr<RpcPeer> peer_;

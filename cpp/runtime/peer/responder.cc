@@ -9,8 +9,6 @@ namespace moolink::runtime {
 
 const std::shared_ptr<Context>& Responder::context() const { return peer_->context(); }
 
-Recipient Responder::recipient() const { return {*peer_, key_.caller}; }
-
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
   Tasks forgotten;  // destroyed without the lock
@@ -57,16 +55,17 @@ Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
   const auto post = [this] {
-    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_] {
-      const std::string& name = peer->node().name();
-      peer->reply(key, Error{.code = ErrorCode::remote,
-                             .message = "the handler of '" + function + "' at peer '" + name +
-                                        "' dropped the call without a reply",
-                             .peer = name,
-                             .function = function,
-                             .remote_type = "RuntimeError",
-                             .ran = Ran::yes});
-    });
+    peer_->context()->engine().loop().post(
+        [peer = peer_, key = key_, function = function_]() MOOLINK_LOCKED {
+          const std::string& name = peer->node().name();
+          peer->reply(key, Error{.code = ErrorCode::remote,
+                                 .message = "the handler of '" + function + "' at peer '" + name +
+                                            "' dropped the call without a reply",
+                                 .peer = name,
+                                 .function = function,
+                                 .remote_type = "RuntimeError",
+                                 .ran = Ran::yes});
+        });
   };
   // If the allocation fails, the caller waits until its time-out.
   guard(post, [](const Error&) {});

@@ -7,16 +7,23 @@
 #include <optional>
 #include <string>
 
+#include "base/thread_safety.h"
 #include "base/time.h"
 #include "rpc/node.h"
 #include "runtime/engine/workers.h"
-#include "runtime/peer/recipient.h"
 #include "wire/payload.h"
 
 namespace moolink::runtime {
 
 class Context;
 class RpcPeer;
+
+// The only receiver of a message; the message's encoder passes it to RpcPeer::place() and
+// reads_device().
+struct Recipient {
+  RpcPeer& sender;
+  rpc::Receiver receiver;
+};
 
 // The reply path of one call: sends the first reply, from any thread. If it is dropped without one,
 // the caller is told at once. For a streamed call: items, as many as the caller takes, and then the
@@ -39,16 +46,16 @@ class Responder {
   // The context of the peer that was called.
   const std::shared_ptr<Context>& context() const;
   // The caller, which receives the reply and items.
-  Recipient recipient() const;
+  Recipient recipient() const { return {*peer_, key_.caller}; }
   // False if a reply was sent before.
-  bool send(rpc::Reply reply);
+  bool send(rpc::Reply reply) MOOLINK_UNLOCKED;
   bool sent() const { return sent_; }
   // Another object replies.
   void disown() { sent_ = true; }
   // The caller does not wait any more.
   bool cancelled() const { return cancelled_; }
   // Runs `task` on a worker as soon as cancelled() is true; never after a reply.
-  void on_cancel(Task task);
+  void on_cancel(Task task) MOOLINK_UNLOCKED;
   const std::string& function() const { return function_; }
   const rpc::CallKey& key() const { return key_; }
 
@@ -77,17 +84,16 @@ class Responder {
   bool streamed() const { return streamed_; }
   bool has_room() const { return items_ < allowed_; }
   // Throws Exception{invalid_argument} if the item cannot travel, or there is no room.
-  void send_item(wire::Payload item);
+  void send_item(wire::Payload item) MOOLINK_UNLOCKED;
   // Runs the task on a worker once there is room, or the caller does not wait any more. Keeps the
   // task and what it holds alive until then.
-  void when_room(Task task);
+  void when_room(Task task) MOOLINK_UNLOCKED;
 
-  // --- with the engine's lock held
-  void cancel();
-  void raise_credit(std::uint64_t allowed);
+  void cancel() MOOLINK_LOCKED;
+  void raise_credit(std::uint64_t allowed) MOOLINK_LOCKED;
 
  private:
-  void resume();
+  void resume() MOOLINK_LOCKED;
 
   std::shared_ptr<RpcPeer> peer_;
   const rpc::CallKey key_;
@@ -99,9 +105,9 @@ class Responder {
   const bool streamed_;
   std::atomic<std::uint64_t> allowed_;
   std::uint64_t items_ = 0;
-  Tasks resume_;     // one, or none
-  Tasks on_cancel_;  // guarded by the engine's lock
-  Time began_{};     // written once, before thread_
+  Tasks resume_ MOOLINK_GUARDED;  // one, or none
+  Tasks on_cancel_ MOOLINK_GUARDED;
+  Time began_{};  // written once, before thread_
   std::atomic<int> thread_{0};
 };
 

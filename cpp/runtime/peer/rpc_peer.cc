@@ -1,17 +1,17 @@
 #include "runtime/peer/rpc_peer.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "base/barrier.h"
 #include "base/names.h"
 #include "base/scoped.h"
-#include "transport/shm/transport.h"
-#include "transport/tcp/transport.h"
-#include "transport/verbs/availability.h"
+#include "transport/transports.h"
 
 namespace moolink::runtime {
 namespace {
@@ -32,12 +32,8 @@ bool in_handler_of_function(const void* function) {
 }
 
 crypto::Digest random_seed() {
-  crypto::Digest seed;
-  for (std::size_t at = 0; at < seed.size(); at += 8) {
-    const std::uint64_t word = entropy64();
-    std::memcpy(seed.data() + at, &word, 8);
-  }
-  return seed;
+  const std::array words{entropy64(), entropy64(), entropy64(), entropy64()};
+  return std::bit_cast<crypto::Digest>(words);
 }
 
 rpc::Config node_config(const RpcOptions& options, const Context& context) {
@@ -66,18 +62,18 @@ std::optional<bool> switch_variable(const char* name) {
                   std::string(name) + " is '" + value + "': 1 turns it on and 0 off");
 }
 
-std::unique_ptr<transport::Transport> make_transport(wire::PathKind kind,
-                                                     transport::Environment& environment) {
-  switch (kind) {
-    case wire::PathKind::tcp:
-      return std::make_unique<transport::tcp::TcpTransport>(environment);
-    case wire::PathKind::shm:
-      return std::make_unique<transport::shm::ShmTransport>(environment);
-    case wire::PathKind::verbs:
-      return transport::verbs::make_transport(environment);
+// Returns the value of a variable, a number up to `most`; `otherwise` if it is not set.
+std::size_t number_variable(const char* name, std::size_t otherwise, std::size_t most) {
+  const std::string text = environment_variable(name);
+  if (text.empty()) return otherwise;
+  std::size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value > most) {
+    throw Exception(
+        ErrorCode::invalid_argument,
+        std::string(name) + " is '" + text + "', not a number from 0 to " + std::to_string(most));
   }
-  throw Exception(ErrorCode::invalid_argument,
-                  "transport " + std::string(wire::kPathNames[kind]) + " is not available");
+  return value;
 }
 
 // moolib's "ipc://<name>" is the socket of that name on this host.
@@ -89,7 +85,7 @@ std::string with_scheme(const std::string& address) {
       throw Exception(ErrorCode::invalid_argument,
                       "malformed address '" + address + "': it has no name (ipc://<name>)");
     }
-    std::replace(name.begin(), name.end(), '/', '%');  // paths are common as names
+    std::ranges::replace(name, '/', '%');  // paths are common as names
     return "shm:///moolink.ipc." + name;
   }
   return address.find("://") == std::string::npos ? "tcp://" + address : address;
@@ -106,26 +102,26 @@ std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOp
   std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
   peer->returns_ = std::make_shared<LoanReturns>(peer);
   peer->driven_ = context->engine().add(*peer);
-  context->add(static_cast<Forkable&>(*peer));
+  peer->forks_ = context->add(*peer);
   return peer;
 }
 
 RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
     : context_(std::move(context)),
       chosen_(options.transports),
-      keyring_(options.keyring),
-      policy_(keyring_, options.key_origin, random_seed()),
+      authenticator_(options.keyring, options.key_origin, random_seed()),
       environment_{context_->engine().loop(),
                    context_->pool(),
                    *this,
                    options.limits,
                    context_->host_key(),
                    environment_variable("MOOLINK_INTERFACE")},
-      node_(node_config(options, *context_), context_->pool(), policy_, entropy64()) {
+      node_(node_config(options, *context_), context_->pool(), authenticator_) {
   environment_.lending = &context_->lending();
-  environment_.keyring = keyring_;
+  environment_.keyring = options.keyring;
   environment_.name = node_.name();
   environment_.tls_thread = switch_variable("MOOLINK_TLS_THREAD");
+  environment_.streams.most = number_variable("MOOLINK_TCP_STREAMS", 4, 16);
 }
 
 RpcPeer::~RpcPeer() = default;
@@ -136,7 +132,7 @@ void RpcPeer::abandon() noexcept {
   new std::shared_ptr<RpcPeer>(shared_from_this());
 }
 
-Engine::Lock RpcPeer::lock_open() {
+Engine::Lock RpcPeer::lock_open() MOOLINK_UNCHECKED {
   Engine::Lock lock = context_->lock();
   if (closing_) throw Exception(ErrorCode::closed, "the peer '" + node_.name() + "' was closed");
   return lock;
@@ -152,9 +148,8 @@ void RpcPeer::operation_done() {
 // shared memory rings at once: that costs less than deferring it.
 void RpcPeer::call_done() {
   carry_out();
-  const bool by_socket = std::all_of(dirty_.begin(), dirty_.end(), [](const auto& connection) {
-    return connection->path() == wire::PathKind::tcp;
-  });
+  const bool by_socket = std::ranges::all_of(
+      dirty_, [](const auto& connection) { return connection->path() == wire::PathKind::tcp; });
   if (!by_socket) return settle();
   context_->engine().flush_bursts();
   context_->engine().rearm(node_.next_deadline());
@@ -184,58 +179,25 @@ void RpcPeer::set_transports(const std::vector<wire::PathKind>& transports) {
     throw Exception(ErrorCode::invalid_argument,
                     "transports are chosen before the first listen or connect");
   }
-  if (transports.empty()) {
-    throw Exception(ErrorCode::invalid_argument, "at least one transport is needed");
-  }
   chosen_ = transports;
   node_.set_paths(transports);
-}
-
-// If other paths exist they are used, and explain() reports the failure.
-std::vector<std::unique_ptr<transport::Transport>> RpcPeer::make_transports(EnabledPaths& paths) {
-  std::vector<std::unique_ptr<transport::Transport>> made;
-  for (const wire::PathKind kind : paths.kinds) {
-    try {
-      made.push_back(make_transport(kind, environment_));
-    } catch (const Exception& e) {
-      if (kind != wire::PathKind::verbs || paths.kinds.size() == 1) throw;
-      paths.no_verbs = e.error().message;
-      context_->log(LogLevel::warning, "RDMA is not used: " + paths.no_verbs);
-    }
-  }
-  if (!paths.no_verbs.empty()) std::erase(paths.kinds, wire::PathKind::verbs);
-  return made;
 }
 
 // The first listen or connect: from now on peers of this host can reach this one.
 void RpcPeer::start() {
   if (started_) return;
-  const transport::verbs::Availability& found = transport::verbs::availability();
-  const bool wanted = chosen_ && std::ranges::count(*chosen_, wire::PathKind::verbs) != 0;
-  EnabledPaths paths =
-      chosen_ ? EnabledPaths{*chosen_, wanted ? std::string() : found.reason}
-              : default_paths(found, !keyring_.empty(), environment_variable("MOOLINK_VERBS"));
-  transports_ = make_transports(paths);
-  node_.set_paths(paths.kinds);
-  node_.set_no_verbs(paths.no_verbs);
+  auto [made, kinds, lacking, warning] = transport::make_transports(environment_, chosen_);
+  if (!warning.empty()) context_->log(LogLevel::warning, std::move(warning));
+  transports_ = std::move(made);
+  node_.set_paths(kinds, std::move(lacking));
   started_ = true;
-  if (std::ranges::count(paths.kinds, wire::PathKind::shm) != 0) listen_unasked("shm://");
+  if (std::ranges::count(kinds, wire::PathKind::shm) != 0) listen_unasked("shm://");
 }
 
 std::vector<std::string> RpcPeer::listen(const std::string& address, const std::string& advertise) {
   const Engine::Lock lock = lock_open();
   start();
-  const std::string full = with_scheme(address);
-  transport::Transport& transport = transport_for(full);
-  // Refuses before it binds anything.
-  if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
-  const std::vector<std::string> bound = transport.listen(full);
-  std::vector<std::string> announced =
-      advertise.empty() ? bound : transport.announced(advertise, bound);
-  listens_.insert(transport.kind());
-  addresses_.insert(addresses_.end(), announced.begin(), announced.end());
-  node_.listening(addresses_);
-  listen_for_rdma(bound);
+  std::vector<std::string> announced = listen_at(with_scheme(address), advertise);
   operation_done();
   return announced;
 }
@@ -277,7 +239,7 @@ std::shared_ptr<Stream> RpcPeer::stream(const std::string& peer, const std::stri
   const rpc::CallId id =
       node_.call(clock(), peer, function, std::move(arguments), timeout, lane, credit);
   follow(id, peer, function, {stream, stream.get()});
-  stream->on_room([this, id](std::uint64_t more) {
+  stream->on_room([this, id](std::uint64_t more) MOOLINK_LOCKED {
     node_.raise_credit(io::now(), id, more);
     operation_done();
   });
@@ -292,7 +254,7 @@ void RpcPeer::follow(rpc::CallId id, const std::string& peer, const std::string&
   record(FlightKind::call, peer, id, function);
   pending.outcome->set_subject(pending.items == nullptr ? "call" : "stream", id);
   try {
-    pending.outcome->on_cancel([this, id] {
+    pending.outcome->on_cancel([this, id]() MOOLINK_LOCKED {
       node_.cancel(io::now(), id);
       operation_done();
     });
@@ -424,7 +386,7 @@ std::vector<rpc::PeerInfo> RpcPeer::peers() {
 
 std::vector<std::string> RpcPeer::addresses() {
   const Engine::Lock lock = context_->lock();
-  return addresses_;
+  return node_.addresses();
 }
 
 // --- services
@@ -433,13 +395,6 @@ void RpcPeer::send_service_to(const Uid& instance, const std::string& peer, rpc:
                               wire::Payload payload, const std::string& group) {
   if (finished_) return;
   node_.send_service_to(io::now(), instance, peer, service, std::move(payload), group);
-  carry_out();
-}
-
-void RpcPeer::send_service_to_name(const std::string& peer, rpc::Service service,
-                                   wire::Payload payload, const std::string& group) {
-  if (finished_) return;
-  node_.send_service_to_name(io::now(), peer, service, std::move(payload), group);
   carry_out();
 }
 

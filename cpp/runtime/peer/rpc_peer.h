@@ -11,17 +11,16 @@
 #include <vector>
 
 #include "base/limits.h"
+#include "base/thread_safety.h"
 #include "crypto/keyring.h"
+#include "rpc/authenticator.h"
 #include "rpc/node.h"
-#include "rpc/policy.h"
 #include "runtime/engine/action_pump.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/future.h"
 #include "runtime/engine/stream.h"
 #include "runtime/peer/descriptor_exchange.h"
 #include "runtime/peer/loans.h"
-#include "runtime/peer/paths.h"
-#include "runtime/peer/recipient.h"
 #include "runtime/peer/responder.h"
 #include "runtime/peer/service_router.h"
 #include "transport/transport.h"
@@ -30,7 +29,7 @@ namespace moolink::runtime {
 
 struct RpcOptions {
   std::string name;                                       // empty: the instance id
-  std::optional<std::vector<wire::PathKind>> transports;  // none: default_paths()
+  std::optional<std::vector<wire::PathKind>> transports;  // none: transport::default_kinds()
   Limits limits;
   session::Timing timing;
   crypto::Keyring keyring;  // the keys that it shows and accepts; empty: insecure
@@ -60,25 +59,33 @@ struct RpcStats {
   std::uint64_t peers_lost = 0;  // dead, unreachable or closed
 };
 
-// Told when peers come and go; called with the engine's lock held.
+// Told when peers come and go.
 class PeerObserver {
  public:
   virtual ~PeerObserver() = default;
-  virtual void peer_up(const rpc::PeerUp& /*peer*/) {}
-  virtual void peer_down(const rpc::PeerDown& /*peer*/) {}
+  virtual void peer_up(const rpc::PeerUp& /*peer*/) MOOLINK_LOCKED {}
+  virtual void peer_down(const rpc::PeerDown& /*peer*/) MOOLINK_LOCKED {}
   // Service messages sent to the instance while it was not up have been dropped.
-  virtual void undelivered(const Uid& /*instance*/) {}
+  virtual void undelivered(const Uid& /*instance*/) MOOLINK_LOCKED {}
   // Memory that the instance lent through the connection can be read while the object is held.
   virtual void connection_ended(const Uid& /*instance*/,
-                                const std::shared_ptr<transport::Connection>& /*connection*/) {}
+                                const std::shared_ptr<transport::Connection>& /*connection*/)
+      MOOLINK_LOCKED {}
   // At an address that this peer dials, a peer has another key.
-  virtual void refused(const rpc::Refused& /*refusal*/) {}
+  virtual void refused(const rpc::Refused& /*refusal*/) MOOLINK_LOCKED {}
   // The exception barrier: one of these calls, or a service message, failed.
-  virtual void failed(const Error& /*error*/) {}
+  virtual void failed(const Error& /*error*/) MOOLINK_LOCKED {}
   // close() was called: pending work fails, a farewell may still be sent. May remove itself.
-  virtual void closing() {}
+  virtual void closing() MOOLINK_LOCKED {}
   // Nothing that others need is in transit from it; close() waits briefly for that.
-  virtual bool has_delivered() const { return true; }
+  virtual bool has_delivered() const MOOLINK_LOCKED { return true; }
+};
+
+// Memory of the receiver of a message: the message's bytes are captured straight into it. An unused
+// grant is returned with the last copy of the buffer.
+struct PlacedMemory {
+  MutableBuffer memory;
+  std::shared_ptr<wire::StandingGrant> standing;
 };
 
 // One peer: carries out the actions of its Node on transports, futures and workers.
@@ -91,19 +98,21 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   ~RpcPeer() override;
 
   const std::shared_ptr<Context>& context() const { return context_; }
-  const Uid& instance() const { return node_.instance(); }
+  const Uid& instance() const MOOLINK_UNCHECKED { return node_.instance(); }  // never changes
 
-  // --- from any thread, without the lock
-  std::string name();
-  void set_name(const std::string& name);
-  void set_transports(const std::vector<wire::PathKind>& transports);
+  // --- from any thread
+  std::string name() MOOLINK_UNLOCKED;
+  void set_name(const std::string& name) MOOLINK_UNLOCKED;
+  void set_transports(const std::vector<wire::PathKind>& transports) MOOLINK_UNLOCKED;
   // Returns every address at which this peer can now be dialled through the new listener.
   // advertise: "host" or "host:port" to announce instead of the bound addresses.
-  std::vector<std::string> listen(const std::string& address, const std::string& advertise = {});
-  void connect(const std::string& address);
+  std::vector<std::string> listen(const std::string& address, const std::string& advertise = {})
+      MOOLINK_UNLOCKED;
+  void connect(const std::string& address) MOOLINK_UNLOCKED;
 
   std::shared_ptr<Future> call(const std::string& peer, const std::string& function,
-                               wire::Payload arguments, Duration timeout, std::uint16_t lane) {
+                               wire::Payload arguments, Duration timeout, std::uint16_t lane)
+      MOOLINK_UNLOCKED {
     const Engine::Lock lock = lock_open();
     return start_call(peer, function, std::move(arguments), timeout, lane);
   }
@@ -111,79 +120,85 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // returns nullptr and leaves `arguments` unchanged.
   std::shared_ptr<Future> call_at_once(const std::string& peer, const std::string& function,
                                        wire::Payload& arguments, Duration timeout,
-                                       std::uint16_t lane) {
-    const Engine::Lock lock = context_->try_lock();
+                                       std::uint16_t lane) MOOLINK_UNLOCKED {
+    const Engine::TriedLock lock = context_->try_lock();
     if (!lock.owns_lock() || closing_) return nullptr;
+    engine_lock.assume();
     return start_call(peer, function, std::move(arguments), timeout, lane);
   }
   // A call whose handler sends items before its reply; at most `credit` of them (above 0) wait to
   // be taken. `timeout`: of each item.
   std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
                                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                                 std::uint64_t credit);
-  // Memory of the message's receiver, if it has granted some. Released when unused.
-  std::optional<PlacedMemory> place(const rpc::Receiver& receiver, std::size_t bytes);
-  // Whether parts of a message to it may be in this CUDA device's memory.
-  bool reads_device(const rpc::Receiver& receiver, int device);
+                                 std::uint64_t credit) MOOLINK_UNLOCKED;
+  // Memory of the message's receiver for a part of that many bytes; nullopt: none, and the part
+  // travels like any other.
+  std::optional<PlacedMemory> place(const rpc::Receiver& receiver, std::size_t bytes)
+      MOOLINK_UNLOCKED;
+  // Whether parts may stay in this CUDA device's memory (device::allocate), where the path to the
+  // receiver reads them. If that path is lost, they are copied to the host.
+  bool reads_device(const rpc::Receiver& receiver, int device) MOOLINK_UNLOCKED;
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
-  void define(const std::string& function, CallHandler handler, const std::string& group = {});
+  void define(const std::string& function, CallHandler handler, const std::string& group = {})
+      MOOLINK_UNLOCKED;
   // Waits until no call of it runs, unless the handler itself calls this; false: not defined.
-  bool undefine(const std::string& function, const Engine::Interrupt& interrupt);
+  bool undefine(const std::string& function, const Engine::Interrupt& interrupt) MOOLINK_UNLOCKED;
 
   // Waits a moment for running handlers, flushes replies, says goodbye, fails pending calls.
-  void close();
+  void close() MOOLINK_UNLOCKED;
   bool closed() const { return closing_; }
 
-  RpcStats stats();
-  std::vector<rpc::PeerInfo> peers();
-  std::vector<std::string> addresses();
+  RpcStats stats() MOOLINK_UNLOCKED;
+  std::vector<rpc::PeerInfo> peers() MOOLINK_UNLOCKED;
+  std::vector<std::string> addresses() MOOLINK_UNLOCKED;
   // rpc_peer_describe.cc
-  rpc::Explanation explain(const std::string& peer);
+  rpc::Explanation explain(const std::string& peer) MOOLINK_UNLOCKED;
   // The last events of this peer, oldest first, a line each.
-  std::vector<std::string> flight_recorder();
+  std::vector<std::string> flight_recorder() MOOLINK_UNLOCKED;
 
-  // --- with the engine's lock held: for machines beside the Node (groups, accumulators)
-  const rpc::Node& node() const { return node_; }
-  // Sends a group's message to an instance; dials it by its name if there is no session with it
-  // yet. Sends nothing to a peer whose key is that of another group.
+  // --- for machines beside the Node (groups, accumulators)
+  const rpc::Node& node() const MOOLINK_LOCKED { return node_; }
+  // Sends a group's message to an instance (empty: any peer of the name); dials it by its name if
+  // there is no session with it yet. Sends nothing to a peer whose key is that of another group.
   void send_service_to(const Uid& instance, const std::string& peer, rpc::Service service,
-                       wire::Payload payload, const std::string& group = {});
-  void send_service_to_name(const std::string& peer, rpc::Service service, wire::Payload payload,
-                            const std::string& group = {});
+                       wire::Payload payload, const std::string& group = {}) MOOLINK_LOCKED;
   // An action from or for that peer failed: the session ends at both ends, for that reason, and
   // groups continue in another epoch.
-  void fail_peer(const Uid& instance, const Error& error);
-  [[nodiscard]] Listed<PeerObserver> add(PeerObserver& observer) { return {observers_, observer}; }
+  void fail_peer(const Uid& instance, const Error& error) MOOLINK_LOCKED;
+  [[nodiscard]] Listed<PeerObserver> add(PeerObserver& observer) MOOLINK_LOCKED {
+    return {observers_, observer};
+  }
   // Passes descriptors to a peer of this host, where descriptors() takes them; false: there is no
   // connection through shared memory now.
-  bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors);
-  DescriptorExchange& descriptors() { return descriptors_; }
+  bool share(const Uid& instance, const Uid& key, std::span<const int> descriptors) MOOLINK_LOCKED;
+  DescriptorExchange& descriptors() MOOLINK_LOCKED { return descriptors_; }
   // Whether the instance has mapped this segment of the lending pool, on the connection in use. If
   // not, passes the segment; without a connection, makes the peers connect, as a message of the
   // group would.
   bool lends(const Uid& instance, const std::string& peer, std::uint64_t segment,
-             const std::string& group);
+             const std::string& group) MOOLINK_LOCKED;
   // The bytes of a segment that the instance lends. Null: it is not mapped, or its connection has
   // ended.
-  LentBytes lent_by(const Uid& instance, std::uint64_t segment);
+  LentBytes lent_by(const Uid& instance, std::uint64_t segment) MOOLINK_LOCKED;
   // For a second at most. Releases the lock meanwhile.
-  void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered);
-  ServiceRouter& router() { return router_; }
+  void wait_until_delivered(Engine::Lock& lock, const std::function<bool()>& delivered)
+      MOOLINK_LOCKED;
+  ServiceRouter& router() MOOLINK_LOCKED { return router_; }
   // Ends a step of a machine beside the Node from outside the loop: writes out its messages, and
   // makes the loop check the clock again. `deadline` is that machine's own.
-  void settle(Time deadline = kNever);
+  void settle(Time deadline = kNever) MOOLINK_LOCKED;
   // Tells the lenders of loans that have ended here.
-  void return_loans();
+  void return_loans() MOOLINK_LOCKED;
   // Releases an unused standing grant.
-  void release(wire::ConnectionId connection, std::uint64_t grant);
+  void release(wire::ConnectionId connection, std::uint64_t grant) MOOLINK_LOCKED;
 
   // Driven, Forkable
-  void tick(Time now) override;
-  Time next_deadline() const override { return node_.next_deadline(); }
-  void flush() override;
-  void describe(Time now, Describe how, std::string& text) const override;
-  void abandon() noexcept override;
+  void tick(Time now) MOOLINK_LOCKED override;
+  Time next_deadline() const MOOLINK_LOCKED override { return node_.next_deadline(); }
+  void flush() MOOLINK_LOCKED override;
+  void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
+  void abandon() noexcept MOOLINK_LOCKED override;
 
  private:
   friend class Responder;
@@ -215,139 +230,156 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   RpcPeer(std::shared_ptr<Context> context, RpcOptions options);
 
   // rpc_peer_network.cc: events of transports, actions of the Node
-  void opened(std::shared_ptr<transport::Connection> connection,
-              const std::string& dialled_address) override;
-  void closed(transport::Connection& connection, const Error& error, bool peer_dead) override;
-  void dial_failed(const std::string& address, const Error& error) override;
-  void turned_away(const Error& error) override;
-  void cannot_accept(const Error& error) override;
-  void received(transport::Connection& connection, wire::ReceivedFrame frame) override;
-  std::span<std::byte> chunk_target(transport::Connection& connection,
-                                    const wire::ChunkHead& head) override;
-  void chunk_received(transport::Connection& connection, const wire::ChunkHead& head) override;
-  void writable(transport::Connection& connection) override;
-  void grant_filled(transport::Connection& connection, const wire::GrantPlace& place) override;
-  void shared(transport::Connection&, const Uid& key,
-              std::vector<Descriptor> descriptors) override {
+  void opened(std::shared_ptr<transport::Connection> connection, const std::string& dialled_address)
+      MOOLINK_LOCKED override;
+  void closed(transport::Connection& connection, const Error& error, bool peer_dead)
+      MOOLINK_LOCKED override;
+  void dial_failed(const std::string& address, const Error& error) MOOLINK_LOCKED override;
+  void turned_away(const Error& error) MOOLINK_LOCKED override;
+  void cannot_accept(const Error& error) MOOLINK_LOCKED override;
+  void received(transport::Connection& connection, wire::ReceivedFrame frame)
+      MOOLINK_LOCKED override;
+  std::span<std::byte> chunk_target(transport::Connection& connection, const wire::ChunkHead& head)
+      MOOLINK_LOCKED override;
+  void chunk_received(transport::Connection& connection, const wire::ChunkHead& head)
+      MOOLINK_LOCKED override;
+  void writable(transport::Connection& connection) MOOLINK_LOCKED override;
+  void grant_filled(transport::Connection& connection, const wire::GrantPlace& place)
+      MOOLINK_LOCKED override;
+  void shared(transport::Connection&, const Uid& key, std::vector<Descriptor> descriptors)
+      MOOLINK_LOCKED override {
     descriptors_.arrived(key, std::move(descriptors));
   }
 
-  void ask_for_more();
-  void perform(rpc::Write& action);
-  void perform(rpc::RunHandler& action);
-  void perform(rpc::Complete& action);
-  void perform(rpc::StreamItem& action);
-  void perform(rpc::CreditRaised& action);
-  void perform(rpc::ServiceMessage& action);
-  void perform(rpc::CancelHandler& action);
-  void perform(rpc::Dial& action);
-  void perform(rpc::Establish& action) {
-    if (transport::Connection* connection = find(action.connection)) connection->establish();
+  void ask_for_more() MOOLINK_LOCKED;
+  void perform(rpc::Write& action) MOOLINK_LOCKED;
+  void perform(rpc::RunHandler& action) MOOLINK_LOCKED;
+  void perform(rpc::Complete& action) MOOLINK_LOCKED;
+  void perform(rpc::StreamItem& action) MOOLINK_LOCKED;
+  void perform(rpc::CreditRaised& action) MOOLINK_LOCKED;
+  void perform(rpc::ServiceMessage& action) MOOLINK_LOCKED;
+  void perform(rpc::CancelHandler& action) MOOLINK_LOCKED;
+  void perform(rpc::Dial& action) MOOLINK_LOCKED;
+  void perform(rpc::Establish& action) MOOLINK_LOCKED {
+    if (transport::Connection* connection = find(action.connection)) {
+      connection->peers_have(action.features);
+      connection->establish();
+    }
   }
-  void perform(rpc::CloseConnection& action);
-  void perform(rpc::AllocateGrant& action);
-  void perform(rpc::FillGrant& action);
-  void refuse_path(wire::ConnectionId id, const Error& error);
-  bool can_bring_to_host(wire::ConnectionId connection, std::span<Buffer> parts);
-  void perform(rpc::PassSegments& action);
-  void perform(rpc::MapLoan& action);
-  void perform(rpc::PeerUp& action);
-  void perform(rpc::PeerDown& action);
-  void perform(rpc::Undelivered& action);
-  void perform(rpc::Refused& action);
-  void perform(rpc::Log& action) { context_->log(action.level, std::move(action.text)); }
-  void perform(rpc::Closed&) {
+  void perform(rpc::CloseConnection& action) MOOLINK_LOCKED;
+  void perform(rpc::AllocateGrant& action) MOOLINK_LOCKED;
+  void perform(rpc::FillGrant& action) MOOLINK_LOCKED;
+  void refuse_path(wire::ConnectionId id, const Error& error) MOOLINK_LOCKED;
+  bool can_bring_to_host(wire::ConnectionId connection, std::span<Buffer> parts) MOOLINK_LOCKED;
+  void perform(rpc::PassSegments& action) MOOLINK_LOCKED;
+  void perform(rpc::MapLoan& action) MOOLINK_LOCKED;
+  void perform(rpc::PeerUp& action) MOOLINK_LOCKED;
+  void perform(rpc::PeerDown& action) MOOLINK_LOCKED;
+  void perform(rpc::Undelivered& action) MOOLINK_LOCKED;
+  void perform(rpc::Refused& action) MOOLINK_LOCKED;
+  void perform(rpc::Log& action) MOOLINK_LOCKED {
+    context_->log(action.level, std::move(action.text));
+  }
+  void perform(rpc::Closed&) MOOLINK_LOCKED {
     if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
   }
-  // rpc_peer_ends.cc: carries out the actions; ends the operation of one that failed.
-  void carry_out();
-  void end(const rpc::RunHandler& action, const Error& error);
-  void end(const rpc::StreamItem& action, const Error& error);
-  void end(const rpc::CreditRaised& action, const Error& error) {
+  void carry_out() MOOLINK_LOCKED;
+  // rpc_peer_ends.cc: ends the operation of an action that failed.
+  void end(const rpc::RunHandler& action, const Error& error) MOOLINK_LOCKED;
+  void end(const rpc::StreamItem& action, const Error& error) MOOLINK_LOCKED;
+  void end(const rpc::CreditRaised& action, const Error& error) MOOLINK_LOCKED {
     node_.reply(io::now(), action.key, error);
   }
   // It is not sent again; the machines it is for handle lost sessions.
-  void end(const rpc::ServiceMessage& action, const Error& error) {
+  void end(const rpc::ServiceMessage& action, const Error& error) MOOLINK_LOCKED {
     node_.fail_peer(io::now(), action.from, error);
   }
-  void end(const rpc::Dial& action, const Error& error) {
+  void end(const rpc::Dial& action, const Error& error) MOOLINK_LOCKED {
     node_.dial_failed(io::now(), action.address, error);
   }
-  template <class Tell>
-  void tell_observers(const Tell& tell);
-  void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text) {
+  template <class... Values>
+  void tell_observers(void (PeerObserver::*what)(const Values&...), const Values&... values)
+      MOOLINK_LOCKED;
+  void record(FlightKind kind, std::string_view peer, std::uint64_t id, std::string_view text)
+      MOOLINK_LOCKED {
     context_->recorder().record(now_, kind, node_.name(), peer, id, text);
   }
-  void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type);
-  transport::Connection* find(wire::ConnectionId id);
-  transport::Connection* in_use(const rpc::Receiver& receiver);
-  std::shared_ptr<transport::Connection> forget(wire::ConnectionId id, const Uid& instance);
-  transport::Transport& transport_for(const std::string& address);
-  void listen_beside(const transport::Connection& connection);
-  void listen_unasked(const std::string& address);
-  void listen_for_rdma(const std::vector<std::string>& bound);
+  void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type)
+      MOOLINK_LOCKED;
+  transport::Connection* find(wire::ConnectionId id) MOOLINK_LOCKED;
+  transport::Connection* in_use(const rpc::Receiver& receiver) MOOLINK_LOCKED;
+  std::shared_ptr<transport::Connection> forget(wire::ConnectionId id, const Uid& instance)
+      MOOLINK_LOCKED;
+  transport::Transport& transport_for(const std::string& address) MOOLINK_LOCKED;
+  void listen_beside(const transport::Connection& connection) MOOLINK_LOCKED;
+  std::vector<std::string> listen_at(const std::string& address, const std::string& advertise)
+      MOOLINK_LOCKED;
+  void listen_unasked(const std::string& address) MOOLINK_LOCKED;
+  void listen_beside(const std::vector<std::string>& bound) MOOLINK_LOCKED;
 
   // rpc_peer_describe.cc
-  void describe_peers(Time now, std::string& text) const;
+  void describe_peers(Time now, std::string& text) const MOOLINK_LOCKED;
   void describe_calls(Time now, std::size_t most, const std::string& indent,
-                      std::string& text) const;
+                      std::string& text) const MOOLINK_LOCKED;
   void describe_handlers(Time now, std::size_t most, const std::string& indent,
-                         std::string& text) const;
+                         std::string& text) const MOOLINK_LOCKED;
 
   // rpc_peer.cc
-  Time clock() { return now_ = io::now(); }
-  void forget_if_over(HandlingOf::iterator handling);
-  Engine::Lock lock_open();
+  Time clock() MOOLINK_LOCKED { return now_ = io::now(); }
+  void forget_if_over(HandlingOf::iterator handling) MOOLINK_LOCKED;
+  Engine::Lock lock_open() MOOLINK_TAKES_LOCK;
   std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
-                                     wire::Payload arguments, Duration timeout, std::uint16_t lane);
-  void follow(rpc::CallId id, const std::string& peer, const std::string& function,
-              Pending pending);
+                                     wire::Payload arguments, Duration timeout, std::uint16_t lane)
+      MOOLINK_LOCKED;
+  void follow(rpc::CallId id, const std::string& peer, const std::string& function, Pending pending)
+      MOOLINK_LOCKED;
   // Whether this thread runs a handler of this peer.
   bool runs_handler_here() const;
   template <class Begin>
   void await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
-             const Begin& begin);
-  void fail_pending();
-  void operation_done();
-  void call_done();
-  void start();
-  std::vector<std::unique_ptr<transport::Transport>> make_transports(EnabledPaths& paths);
-  void reply(const rpc::CallKey& key, rpc::Reply reply);
-  void send_item(const rpc::CallKey& key, wire::Payload item);
-  void run(const std::shared_ptr<Function>& function, Incoming incoming);
+             const Begin& begin) MOOLINK_LOCKED;
+  void fail_pending() MOOLINK_LOCKED;
+  void operation_done() MOOLINK_LOCKED;
+  void call_done() MOOLINK_LOCKED;
+  void start() MOOLINK_LOCKED;
+  void reply(const rpc::CallKey& key, rpc::Reply reply) MOOLINK_LOCKED;
+  void send_item(const rpc::CallKey& key, wire::Payload item) MOOLINK_UNLOCKED;
+  void run(const std::shared_ptr<Function>& function, Incoming incoming) MOOLINK_UNLOCKED;
 
   std::shared_ptr<Context> context_;
-  std::optional<std::vector<wire::PathKind>> chosen_;  // the transports that the user named
-  const crypto::Keyring keyring_;
-  const rpc::Policy policy_;
-  transport::Environment environment_;
-  rpc::Node node_;
-  std::vector<std::unique_ptr<transport::Transport>> transports_;
-  std::vector<std::string> addresses_;
-  std::set<wire::PathKind> listens_;
-  Connections connections_;
-  std::vector<std::shared_ptr<transport::Connection>> dirty_;  // written to in this turn
-  std::vector<wire::ConnectionId> fed_;  // chunks were written to since the Node was last asked
-  std::vector<rpc::Action> actions_;
+  std::optional<std::vector<wire::PathKind>> chosen_
+      MOOLINK_GUARDED;  // the transports that the user named
+  const rpc::Authenticator authenticator_;
+  transport::Environment environment_ MOOLINK_GUARDED;
+  rpc::Node node_ MOOLINK_GUARDED;
+  std::vector<std::unique_ptr<transport::Transport>> transports_ MOOLINK_GUARDED;
+  std::set<wire::PathKind> listens_ MOOLINK_GUARDED;
+  Connections connections_ MOOLINK_GUARDED;
+  std::vector<std::shared_ptr<transport::Connection>> dirty_
+      MOOLINK_GUARDED;  // written to in this turn
+  std::vector<wire::ConnectionId> fed_
+      MOOLINK_GUARDED;  // chunks were written to since the Node was last asked
+  std::vector<rpc::Action> actions_ MOOLINK_GUARDED;
   ActionPump pump_;
 
-  std::unordered_map<rpc::CallId, Pending> pending_;
-  std::map<std::string, std::shared_ptr<Function>> functions_;
-  HandlingOf running_;
-  ServiceRouter router_{*this};
-  DescriptorExchange descriptors_;
+  std::unordered_map<rpc::CallId, Pending> pending_ MOOLINK_GUARDED;
+  std::map<std::string, std::shared_ptr<Function>> functions_ MOOLINK_GUARDED;
+  HandlingOf running_ MOOLINK_GUARDED;
+  ServiceRouter router_ MOOLINK_GUARDED{*this};
+  DescriptorExchange descriptors_ MOOLINK_GUARDED;
   std::shared_ptr<LoanReturns> returns_;
-  std::vector<PeerObserver*> observers_;
-  Listed<Driven> driven_;
-  RpcStats stats_;
-  Time now_{};  // of the event being handled
+  std::vector<PeerObserver*> observers_ MOOLINK_GUARDED;
+  Listed<Driven> driven_ MOOLINK_GUARDED;
+  Listed<Forkable> forks_ MOOLINK_GUARDED;
+  RpcStats stats_ MOOLINK_GUARDED;
+  Time now_ MOOLINK_GUARDED{};  // of the event being handled
   std::atomic<bool> closing_{false};
-  bool started_ = false;    // listens or connects: the transports exist
-  bool finished_ = false;   // the Node has closed
-  Waiter* idle_ = nullptr;  // close() waits until `idle_at_` handlers run
-  std::uint64_t idle_at_ = 0;
-  Waiter* node_closed_ = nullptr;  // close() waits for the Node
-  bool told_refusal_ = false;      // the refusal of memory of CUDA devices was reported
+  bool started_ MOOLINK_GUARDED = false;    // listens or connects: the transports exist
+  bool finished_ MOOLINK_GUARDED = false;   // the Node has closed
+  Waiter* idle_ MOOLINK_GUARDED = nullptr;  // close() waits until `idle_at_` handlers run
+  std::uint64_t idle_at_ MOOLINK_GUARDED = 0;
+  Waiter* node_closed_ MOOLINK_GUARDED = nullptr;  // close() waits for the Node
+  bool told_refusal_ MOOLINK_GUARDED = false;  // the refusal of memory of CUDA devices was reported
 };
 
 }  // namespace moolink::runtime

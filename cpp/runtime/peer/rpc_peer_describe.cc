@@ -31,8 +31,8 @@ void RpcPeer::describe(Time now, Describe how, std::string& text) const {
   }
   text += who + " (" + node_.instance().hex() + ")" + (closing_ ? ", closing" : "") + "\n";
   text += "  reached at:";
-  for (const std::string& address : addresses_) text += " " + address;
-  text += addresses_.empty() ? " nowhere, it neither listens nor is connected\n" : "\n";
+  for (const std::string& address : node_.addresses()) text += " " + address;
+  text += node_.addresses().empty() ? " nowhere (it neither listens nor is connected)\n" : "\n";
   describe_peers(now, text);
   describe_calls(now, kMostLines, "  ", text);
   describe_handlers(now, kMostLines, "  ", text);
@@ -95,7 +95,7 @@ void RpcPeer::describe_handlers(Time now, std::size_t most, const std::string& i
     if (handling.unwanted) line += ", its caller does not wait any more";
     lines.emplace_back(handling.arrived, std::move(line));
   }
-  std::sort(lines.begin(), lines.end());
+  std::ranges::sort(lines);
   for (std::size_t i = 0; i < std::min(lines.size(), most); ++i) {
     text += indent + lines[i].second + "\n";
   }

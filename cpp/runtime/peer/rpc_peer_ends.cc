@@ -1,4 +1,4 @@
-// The actions of the Node, the ends of those that failed, and the end of the peer.
+// The ends of actions of the Node that failed, and of the peer.
 
 #include <algorithm>
 #include <utility>
@@ -15,27 +15,7 @@ constexpr Duration kCloseMargin = milliseconds(500);
 
 }  // namespace
 
-// --- actions of the Node, and those that fail
-
-void RpcPeer::carry_out() {
-  const auto take = [this]() -> std::vector<rpc::Action>& {
-    ask_for_more();
-    node_.drain(actions_);
-    return actions_;
-  };
-  pump_.run(
-      take, [this](auto& action) { perform(action); },
-      [this](const auto& action, const Error& error) {
-        if constexpr (requires { action.connection; }) {
-          refuse_path(action.connection, error);  // lost frames go over the next one
-        } else if constexpr (requires { this->end(action, error); }) {
-          end(action, error);
-        } else {
-          context_->log(LogLevel::error,
-                        "peer '" + node_.name() + "' went on after an error: " + error.message);
-        }
-      });
-}
+// --- of actions that failed
 
 void RpcPeer::end(const rpc::RunHandler& action, const Error& error) {
   node_.reply(io::now(), action.key,
@@ -70,16 +50,17 @@ void RpcPeer::close() {
     await(lock, idle_, "close(): handlers that run", kFinishHandlers, [] {});
   }
   guard(
-      [&] {
-        wait_until_delivered(
-            lock, [this] { return std::ranges::all_of(observers_, &PeerObserver::has_delivered); });
+      [&]() MOOLINK_LOCKED {
+        wait_until_delivered(lock, [this]() MOOLINK_LOCKED {
+          return std::ranges::all_of(observers_, &PeerObserver::has_delivered);
+        });
       },
       ignore);
   for (std::size_t i = observers_.size(); i-- > 0;) {  // they may remove themselves
-    guard([&] { observers_[i]->closing(); }, ignore);
+    guard([&]() MOOLINK_LOCKED { observers_[i]->closing(); }, ignore);
   }
   await(lock, node_closed_, "close(): replies to be sent",
-        rpc::Config{}.close_within + kCloseMargin, [&] {
+        rpc::Config{}.close_within + kCloseMargin, [&]() MOOLINK_LOCKED {
           node_.close(io::now());
           operation_done();
         });
@@ -89,7 +70,7 @@ void RpcPeer::close() {
   connections_.clear();
   dirty_.clear();
   driven_.reset();
-  context_->remove(static_cast<Forkable&>(*this));
+  forks_.reset();
   fail_pending();
   functions_.clear();
   observers_.clear();
@@ -102,7 +83,7 @@ void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Durat
   Waiter waits;
   waits.what = what;
   waiter = &waits;
-  const auto wait = [&] {
+  const auto wait = [&]() MOOLINK_LOCKED {
     begin();
     context_->wait(lock, waits, io::now() + within, {});
   };
@@ -112,13 +93,13 @@ void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Durat
 
 void RpcPeer::fail_pending() {
   const auto fail = [this](Awaitable& awaited) {
-    const auto say = [&] {
+    const auto say = [&]() MOOLINK_LOCKED {
       awaited.complete(Error{.code = ErrorCode::closed,
                              .message = "the peer '" + node_.name() + "' was closed",
                              .peer = node_.name(),
                              .ran = Ran::maybe});
     };
-    guard(say, [&](const Error& error) {
+    guard(say, [&](const Error& error) MOOLINK_LOCKED {
       awaited.complete(make_error(ErrorCode::closed, error.message));
     });
   };

@@ -8,6 +8,7 @@
 #include "base/barrier.h"
 #include "base/enum_names.h"
 #include "device/block.h"
+#include "device/devices.h"
 #include "rpc/dialler.h"
 #include "rpc/messages.h"
 #include "runtime/peer/rpc_peer.h"
@@ -20,30 +21,18 @@ constexpr auto kServices = enum_names<rpc::Service::snapshot>(
     "", "directory", "group", "collective", "accumulate", "snapshot");
 constexpr auto kHow = enum_names<rpc::Down::closed>("dead", "unreachable", "closed");
 
-// Where a peer bound to these addresses listens for RDMA: where others reach it by tcp. Empty: they
-// do not.
-std::string rdma_address(const std::vector<std::string>& bound) {
-  std::vector<std::string> reached;
-  for (const std::string& address : bound) {
-    if (rpc::is_of(address, wire::PathKind::tcp) && rpc::reachable(address, false)) {
-      reached.push_back(address);
-    }
-  }
-  if (reached.empty()) return {};
-  const std::string_view host = reached.size() > 1 ? "*" : rpc::host_of(reached.front());
-  return "verbs://" + std::string(host) + ":0";
-}
-
 }  // namespace
 
 // --- events of transports
 
 // Calls every observer, each behind the exception barrier.
-template <class Tell>
-void RpcPeer::tell_observers(const Tell& tell) {
+template <class... Values>
+void RpcPeer::tell_observers(void (PeerObserver::*what)(const Values&...),
+                             const Values&... values) {
   for (std::size_t i = 0; i < observers_.size(); ++i) {
     PeerObserver& observer = *observers_[i];
-    guard([&] { tell(observer); }, [&](const Error& error) { observer.failed(error); });
+    guard([&]() MOOLINK_LOCKED { (observer.*what)(values...); },
+          [&](const Error& error) MOOLINK_LOCKED { observer.failed(error); });
   }
 }
 
@@ -177,32 +166,56 @@ void RpcPeer::listen_beside(const transport::Connection& connection) {
   if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
 }
 
-void RpcPeer::listen_unasked(const std::string& address) {
-  const auto listen = [&] {
-    transport::Transport& transport = transport_for(address);
-    const std::vector<std::string> bound = transport.listen(address);
-    listens_.insert(transport.kind());
-    addresses_.insert(addresses_.end(), bound.begin(), bound.end());
-    node_.listening(addresses_);
-    listen_for_rdma(bound);
-  };
-  guard(listen, [this](const Error& error) {
-    context_->log(LogLevel::warning, "others cannot dial this peer: " + error.message);
-  });
+std::vector<std::string> RpcPeer::listen_at(const std::string& address,
+                                            const std::string& advertise) {
+  transport::Transport& transport = transport_for(address);
+  // Refuses before it binds anything.
+  if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
+  const std::vector<std::string> bound = transport.listen(address);
+  std::vector<std::string> announced =
+      advertise.empty() ? bound : transport.announced(advertise, bound);
+  listens_.insert(transport.kind());
+  node_.listening(announced);
+  listen_beside(bound);
+  return announced;
 }
 
-// Beside a tcp listener that is bound to these addresses.
-void RpcPeer::listen_for_rdma(const std::vector<std::string>& bound) {
-  const bool has_rdma = std::ranges::any_of(transports_, [](const auto& transport) {
-    return transport->kind() == wire::PathKind::verbs;
-  });
-  const std::string address = rdma_address(bound);
-  if (has_rdma && !listens_.contains(wire::PathKind::verbs) && !address.empty()) {
-    listen_unasked(address);
+void RpcPeer::listen_unasked(const std::string& address) {
+  guard([&]() MOOLINK_LOCKED { listen_at(address, {}); },
+        [this](const Error& error) MOOLINK_LOCKED {
+          context_->log(LogLevel::warning, "others cannot dial this peer: " + error.message);
+        });
+}
+
+// Starts the listeners that other transports need beside one that is bound to these addresses.
+void RpcPeer::listen_beside(const std::vector<std::string>& bound) {
+  for (const auto& transport : transports_) {
+    const std::string address = transport->beside(bound);
+    if (!address.empty() && !listens_.contains(transport->kind())) listen_unasked(address);
   }
 }
 
 // --- actions of the Node
+
+void RpcPeer::carry_out() {
+  const auto take = [this]() MOOLINK_LOCKED -> std::vector<rpc::Action>& {
+    ask_for_more();
+    node_.drain(actions_);
+    return actions_;
+  };
+  pump_.run(
+      take, [this](auto& action) MOOLINK_LOCKED { perform(action); },
+      [this](const auto& action, const Error& error) MOOLINK_LOCKED {
+        if constexpr (requires { action.connection; }) {
+          refuse_path(action.connection, error);  // lost frames go over the next one
+        } else if constexpr (requires { this->end(action, error); }) {
+          end(action, error);
+        } else {
+          context_->log(LogLevel::error,
+                        "peer '" + node_.name() + "' went on after an error: " + error.message);
+        }
+      });
+}
 
 // A session writes two chunks at a time and waits for room. The transport reports room when its
 // queue has run low; while the queue has never been full, this function does.
@@ -220,7 +233,8 @@ transport::Connection* RpcPeer::find(wire::ConnectionId id) {
 }
 
 transport::Connection* RpcPeer::in_use(const rpc::Receiver& receiver) {
-  const auto id = node_.connection_in_use(io::now(), receiver);
+  const session::Session* session = node_.session_with(receiver);
+  const auto id = session == nullptr ? std::nullopt : session->connection_in_use(io::now());
   return id ? find(*id) : nullptr;
 }
 
@@ -230,7 +244,7 @@ bool RpcPeer::can_bring_to_host(wire::ConnectionId connection, std::span<Buffer>
     device::bring_to_host(parts, context_->pool());
     return true;
   } catch (const Exception& e) {
-    node_.end_session(io::now(), connection, e.error());
+    node_.fail_peer(io::now(), node_.instance_of(connection), e.error());
     return false;
   }
 }
@@ -249,16 +263,7 @@ void RpcPeer::perform(rpc::Write& action) {
 }
 
 void RpcPeer::perform(rpc::RunHandler& action) {
-  const auto found = functions_.find(action.function);
-  if (found == functions_.end()) {
-    node_.reply(
-        io::now(), action.key,
-        Error{.code = ErrorCode::no_such_function,
-              .message = "peer '" + node_.name() + "' has no function '" + action.function + "'",
-              .peer = node_.name(),
-              .function = action.function});
-    return;
-  }
+  const std::shared_ptr<Function>& function = functions_.at(action.function);  // Node checks it
   // Its first use was cancelled and has not returned; its late reply must not answer this call.
   if (running_.contains(action.key)) {
     return node_.reply(io::now(), action.key,
@@ -273,8 +278,9 @@ void RpcPeer::perform(rpc::RunHandler& action) {
   Incoming incoming{responder, std::move(action.caller), {}, action.deadline};
   try {
     context_->workers().submit(
-        [self = shared_from_this(), function = found->second,
-         incoming = std::move(incoming)]() mutable { self->run(function, std::move(incoming)); });
+        [self = shared_from_this(), function, incoming = std::move(incoming)]() mutable {
+          self->run(function, std::move(incoming));
+        });
   } catch (...) {
     responder->disown();  // the caller gets the reason
     running_.erase(handling);
@@ -282,7 +288,7 @@ void RpcPeer::perform(rpc::RunHandler& action) {
   }
   ++stats_.calls_received;
   ++stats_.calls_running;
-  ++found->second->running;
+  ++function->running;
 }
 
 void RpcPeer::perform(rpc::Complete& action) {
@@ -294,7 +300,8 @@ void RpcPeer::perform(rpc::Complete& action) {
   if (pending.empty()) return;
   Awaitable& outcome = *pending.mapped().outcome;
   if (error && error->code == ErrorCode::timeout) {
-    guard([&] { outcome.set_detail(context_->who_waited(now_)); }, [](const Error&) {});
+    guard([&]() MOOLINK_LOCKED { outcome.set_detail(context_->who_waited(now_)); },
+          [](const Error&) {});
   }
   outcome.complete(std::move(action.result));
 }
@@ -342,8 +349,7 @@ void RpcPeer::perform(rpc::CloseConnection& action) {
 std::shared_ptr<transport::Connection> RpcPeer::forget(wire::ConnectionId id, const Uid& instance) {
   const auto node = connections_.extract(id);
   if (node.empty()) return nullptr;
-  tell_observers(
-      [&](PeerObserver& observer) { observer.connection_ended(instance, node.mapped()); });
+  tell_observers(&PeerObserver::connection_ended, instance, node.mapped());
   return node.mapped();
 }
 
@@ -373,6 +379,7 @@ void RpcPeer::perform(rpc::FillGrant& action) {
 }
 
 bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {
+  device::Devices::process().sharing_refusal(device);  // tries it, which is too long for the lock
   const Engine::Lock lock = context_->lock();
   const transport::Connection* connection = in_use(receiver);
   return connection != nullptr && connection->reads_device(device);
@@ -380,7 +387,9 @@ bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {
 
 std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::size_t bytes) {
   const Engine::Lock lock = context_->lock();
-  const auto standing = node_.take_standing(io::now(), receiver, bytes);
+  session::Session* session = node_.session_with(receiver);
+  const auto standing =
+      session == nullptr ? std::nullopt : session->take_standing(io::now(), bytes);
   if (!standing) return std::nullopt;
   transport::Connection* connection = find(standing->connection);
   if (connection == nullptr) return std::nullopt;
@@ -388,8 +397,18 @@ std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::s
     const MutableBuffer memory = connection->grant_memory(standing->place);
     if (memory.empty()) return std::nullopt;  // the connection is ending
     stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
-    return hold_grant(weak_from_this(), standing->connection, standing->place.grant,
-                      memory.slice(0, bytes));
+    // Runs on any thread, and in a forked child, which must not release its parent's grants. Keeps
+    // the memory mapped.
+    const auto release = [owner = weak_from_this(), mapped = memory](wire::StandingGrant* grant) {
+      const std::unique_ptr<wire::StandingGrant> held(grant);
+      const auto peer = held->named ? nullptr : owner.lock();
+      if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+      peer->context()->engine().loop().post([peer, id = held->connection, number = held->grant]()
+                                                MOOLINK_LOCKED { peer->release(id, number); });
+    };
+    const std::shared_ptr<wire::StandingGrant> held(
+        new wire::StandingGrant{standing->connection, standing->place.grant}, release);
+    return PlacedMemory{{held, memory.data(), bytes}, held};
   } catch (...) {
     refuse_path(standing->connection, current_error());
     operation_done();
@@ -407,8 +426,9 @@ void RpcPeer::perform(rpc::PassSegments& action) {
   transport::Connection* connection = find(action.connection);
   const bool passed =
       connection != nullptr &&
-      std::all_of(action.segments.begin(), action.segments.end(),
-                  [&](std::uint64_t segment) { return connection->pass_segment(segment); });
+      std::ranges::all_of(action.segments, [&](std::uint64_t segment) MOOLINK_LOCKED {
+        return connection->pass_segment(segment);
+      });
   node_.event(&session::Session::segments_passed, io::now(), action.connection, action.seq, passed);
 }
 
@@ -418,7 +438,7 @@ void RpcPeer::perform(rpc::MapLoan& action) {
   Buffer bytes;
   Error error;
   guard(
-      [&] {
+      [&]() MOOLINK_LOCKED {
         const Uid lender = node_.instance_of(action.connection);
         bytes = returns_->borrow(connection->map_loan(action.place),
                                  {lender, action.session, action.place.loan});
@@ -442,21 +462,19 @@ void RpcPeer::return_loans() {
 
 void RpcPeer::perform(rpc::PeerUp& action) {
   record(FlightKind::peer_up, action.name, 0, action.same_host ? "same host" : "another host");
-  tell_observers([&](PeerObserver& observer) { observer.peer_up(action); });
+  tell_observers(&PeerObserver::peer_up, action);
 }
 
 void RpcPeer::perform(rpc::Undelivered& action) {
-  tell_observers([&](PeerObserver& observer) { observer.undelivered(action.instance); });
+  tell_observers(&PeerObserver::undelivered, action.instance);
 }
 
-void RpcPeer::perform(rpc::Refused& action) {
-  tell_observers([&](PeerObserver& observer) { observer.refused(action); });
-}
+void RpcPeer::perform(rpc::Refused& action) { tell_observers(&PeerObserver::refused, action); }
 
 void RpcPeer::perform(rpc::PeerDown& action) {
   record(FlightKind::peer_down, action.name, 0, kHow[action.how]);
   ++stats_.peers_lost;
-  tell_observers([&](PeerObserver& observer) { observer.peer_down(action); });
+  tell_observers(&PeerObserver::peer_down, action);
 }
 
 }  // namespace moolink::runtime

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/thread_safety.h"
 #include "base/uid.h"
 #include "rpc/node.h"
 #include "wire/payload.h"
@@ -15,7 +16,7 @@ namespace moolink::runtime {
 class RpcPeer;
 
 // Several groups, accumulators and a broker may share one peer; the first field of each service
-// message names the addressee. Everything here is called with the engine's lock held.
+// message names the addressee.
 class ServiceRouter {
  public:
   using Route = std::function<void(const Uid& from, const wire::Payload& payload)>;
@@ -30,10 +31,10 @@ class ServiceRouter {
   // Adds a route until the result is destroyed. It ignores peers whose key is that of another group
   // than `group`. Throws Exception{invalid_argument} if the scope is taken on this peer.
   [[nodiscard]] std::shared_ptr<void> route(rpc::Service service, const std::string& scope,
-                                            const std::string& group, Route route);
+                                            const std::string& group, Route route) MOOLINK_LOCKED;
 
   void dispatch(rpc::Service service, const Uid& from, const std::string& from_name,
-                const wire::Payload& payload);
+                const wire::Payload& payload) MOOLINK_LOCKED;
 
  private:
   struct Destination {

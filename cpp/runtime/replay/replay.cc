@@ -23,14 +23,6 @@ constexpr std::size_t kPage = 4096;  // larger rows in a file are read from the 
 // Size from which a lent array is faster if its copy bypasses this process's cache.
 constexpr std::size_t kPastCache = std::size_t{4} << 20;
 
-std::string described(const ReplayColumn& column) {
-  return std::string(tensor::dtype_name(column.dtype)) + " " + tensor::shape_text(column.shape);
-}
-
-bool same_layout(const ReplayColumn& a, const ReplayColumn& b) {
-  return a.dtype == b.dtype && a.shape == b.shape;
-}
-
 void gather(const Replay::Picked& picked, const std::vector<MutableBuffer>& arrays, bool lent,
             bool in_file) {
   const ReplayStore::View& view = *picked.view;
@@ -90,11 +82,6 @@ std::uint32_t Replay::add_pattern(ReplayPattern pattern) {
   return static_cast<std::uint32_t>(patterns_.size() - 1);
 }
 
-ReplayPattern Replay::pattern(std::uint32_t pattern) const {
-  const Lock lock(mutex_);
-  return patterns_.at(pattern);
-}
-
 std::pair<std::vector<replay::Row>, ReplayStore::View> Replay::take(std::uint32_t store,
                                                                     std::size_t count) {
   Lock lock(mutex_);
@@ -119,11 +106,6 @@ std::pair<std::vector<replay::Row>, ReplayStore::View> Replay::take(std::uint32_
 const std::vector<ReplayColumn>& Replay::columns(std::uint32_t store) const {
   const Lock lock(mutex_);
   return stores_.at(store).columns();
-}
-
-void Replay::retain(std::uint32_t store, std::span<const replay::Row> rows) {
-  const Lock lock(mutex_);
-  stores_.at(store).rows().retain(rows);
 }
 
 void Replay::release(std::uint32_t store, std::span<const replay::Row> rows) {
@@ -183,10 +165,12 @@ void Replay::require_same_layout(TableEntry& entry, std::uint32_t pattern) {
   for (std::size_t i = 0; i < first.pieces.size(); ++i) {
     const ReplayColumn expected = layout_of(first, first.pieces[i]);
     const ReplayColumn given = layout_of(other, other.pieces[i]);
-    if (same_layout(expected, given)) continue;
-    throw Exception(ErrorCode::invalid_argument, given.name + ": expected " + described(expected) +
-                                                     ", as in the table's other items, got " +
-                                                     described(given));
+    if (expected.dtype == given.dtype && expected.shape == given.shape) continue;
+    throw Exception(ErrorCode::invalid_argument,
+                    given.name + ": expected " +
+                        tensor::layout_text(expected.dtype, expected.shape) +
+                        ", as in the table's other items, got " +
+                        tensor::layout_text(given.dtype, given.shape));
   }
 }
 
@@ -201,7 +185,7 @@ void Replay::require_batch(const TableEntry& entry, std::size_t count) const {
 }
 
 std::vector<replay::Key> Replay::insert(std::uint32_t table, replay::NewItems items, Time deadline,
-                                        const Waiting& waiting, const Interrupt& interrupt) {
+                                        const Interrupt& interrupt) {
   Lock lock(mutex_);
   require_open();
   TableEntry& of = tables_.at(table);
@@ -216,19 +200,19 @@ std::vector<replay::Key> Replay::insert(std::uint32_t table, replay::NewItems it
   items.width = pattern.width;
   stores_.at(pattern.store).rows().retain(items.rows);
   const replay::Request request = of.table.insert(std::move(items));
-  wait(lock, of, request, deadline, waiting, interrupt);
+  wait(lock, of, request, deadline, interrupt);
   return of.table.take_inserted(request);
 }
 
 Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadline,
-                              const Waiting& waiting, const Interrupt& interrupt) {
+                              const Interrupt& interrupt) {
   Picked picked;
   Lock lock(mutex_);
   require_open();
   TableEntry& of = tables_.at(table);
   require_batch(of, count);
   const replay::Request request = of.table.sample(count);
-  wait(lock, of, request, deadline, waiting, interrupt);
+  wait(lock, of, request, deadline, interrupt);
   picked.picks = of.table.take_sampled(request);
   if (picked.size() == 0) return picked;
   try {
@@ -249,23 +233,17 @@ Replay::Picked Replay::sample(std::uint32_t table, std::size_t count, Time deadl
 }
 
 std::vector<MutableBuffer> Replay::copy(const Picked& picked, Allocator& allocator, bool lent) {
+  const Held held{*this, picked.patterns.front()->store, picked.picks.rows};
   std::vector<MutableBuffer> arrays;
-  std::exception_ptr failed;
-  try {
-    for (const ReplayColumn& layout : picked.layouts) {
-      arrays.push_back(allocator.allocate(layout.bytes * picked.size()));
-    }
-    gather(picked, arrays, lent, blocks_are_ == Blocks::in_file);
-  } catch (...) {
-    failed = std::current_exception();
+  for (const ReplayColumn& layout : picked.layouts) {
+    arrays.push_back(allocator.allocate(layout.bytes * picked.size()));
   }
-  release(picked.patterns.front()->store, picked.picks.rows);
-  if (failed) std::rethrow_exception(failed);
+  gather(picked, arrays, lent, blocks_are_ == Blocks::in_file);
   return arrays;
 }
 
 void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time deadline,
-                  const Waiting& waiting, const Interrupt& interrupt) {
+                  const Interrupt& interrupt) {
   std::condition_variable changed;
   of.waiting.emplace(request, Waiter{&changed, std::this_thread::get_id()});
   wake(of);  // Others', too, that this request has unblocked.
@@ -273,7 +251,7 @@ void Replay::wait(Lock& lock, TableEntry& of, replay::Request request, Time dead
   std::exception_ptr raised;
   if (!ended() && deadline > Time{}) {
     lock.unlock();
-    waiting([&] {
+    waiting_([&] {
       lock.lock();
       bool given_up = false;
       while (!ended() && !given_up) {

@@ -24,12 +24,12 @@ namespace moolink::runtime {
 
 // The tables of a replay with the memory of their items. One lock, held for bookkeeping and never
 // while arrays are copied: references keep the rows unchanged meanwhile.
-class Replay final : public AtFork {
+class Replay : public AtFork {
  public:
   // Called about every 50 ms while a thread waits, without the lock; ends the wait by throwing, or,
   // as at the deadline, by returning true.
   using Interrupt = std::function<bool()>;
-  // Wraps a thread's wait: it releases locks that others need.
+  // Wraps each thread's wait: it releases locks that others need.
   using Waiting = std::function<void(const std::function<void()>& wait)>;
 
   // A sample and its place: its rows are retained until it is copied.
@@ -63,24 +63,30 @@ class Replay final : public AtFork {
   enum class Blocks { in_memory, in_file };
 
   // `blocks` provides the memory of rows.
-  explicit Replay(std::shared_ptr<Allocator> blocks, Blocks blocks_are = Blocks::in_memory)
-      : blocks_are_(blocks_are), blocks_(std::move(blocks)) {
+  Replay(std::shared_ptr<Allocator> blocks, Blocks blocks_are, Waiting waiting)
+      : blocks_are_(blocks_are), blocks_(std::move(blocks)), waiting_(std::move(waiting)) {
     join_forks(Rank::memory);
   }
-  ~Replay() { leave_forks(Rank::memory); }
+  virtual ~Replay() { leave_forks(Rank::memory); }
 
   std::uint32_t add_table(const replay::TableOptions& options, std::uint64_t seed);
   std::uint32_t add_store(std::vector<ReplayColumn> columns);
   // Throws Exception{invalid_argument} if it does not fit its store.
   std::uint32_t add_pattern(ReplayPattern pattern);
-  ReplayPattern pattern(std::uint32_t pattern) const;
 
   // Rows that the caller refers to, with their place.
   std::pair<std::vector<replay::Row>, ReplayStore::View> take(std::uint32_t store,
                                                               std::size_t count);
   const std::vector<ReplayColumn>& columns(std::uint32_t store) const;
-  void retain(std::uint32_t store, std::span<const replay::Row> rows);
   void release(std::uint32_t store, std::span<const replay::Row> rows);
+  // Gives up references at the end of a scope.
+  struct Held {
+    Replay& replay;
+    std::uint32_t store;
+    std::span<const replay::Row> rows;
+
+    ~Held() { replay.release(store, rows); }
+  };
   // The rows' bytes of one column, one after another.
   void read(std::uint32_t store, std::uint32_t column, std::span<const replay::Row> rows,
             std::byte* out) const;
@@ -91,11 +97,10 @@ class Replay final : public AtFork {
   // Returns the keys of the items that were inserted before the deadline, maybe only some. Throws
   // Exception{invalid_argument} if they differ from the table's, Exception{closed}.
   std::vector<replay::Key> insert(std::uint32_t table, replay::NewItems items, Time deadline,
-                                  const Waiting& waiting, const Interrupt& interrupt);
+                                  const Interrupt& interrupt);
   // The same for samples: the caller must copy any that it gets. Throws Exception{invalid_argument}
   // if their arrays would have more than 4 GB.
-  Picked sample(std::uint32_t table, std::size_t count, Time deadline, const Waiting& waiting,
-                const Interrupt& interrupt);
+  Picked sample(std::uint32_t table, std::size_t count, Time deadline, const Interrupt& interrupt);
   // The arrays of a batch, each with all items; without the lock, and takes a while. `lent`: other
   // processes will read them.
   std::vector<MutableBuffer> copy(const Picked& picked, Allocator& allocator, bool lent);
@@ -140,7 +145,7 @@ class Replay final : public AtFork {
   void check_state(const replay::TableState& state) const;
   // Whether the request has ended before the deadline, or the replay was closed.
   void wait(Lock& lock, TableEntry& entry, replay::Request request, Time deadline,
-            const Waiting& waiting, const Interrupt& interrupt);
+            const Interrupt& interrupt);
   void wake(TableEntry& entry);
 
   void before_fork() noexcept override { mutex_.lock(); }
@@ -150,6 +155,7 @@ class Replay final : public AtFork {
   mutable std::mutex mutex_;
   const Blocks blocks_are_;
   std::shared_ptr<Allocator> blocks_;
+  const Waiting waiting_;
   bool closed_ = false;
   // Deques: elements do not move.
   std::deque<ReplayStore> stores_;

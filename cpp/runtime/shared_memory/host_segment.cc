@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/barrier.h"
-#include "collective/hosts.h"
+#include "collective/plan.h"
 #include "wire/archive.h"
 
 namespace moolink::runtime {
@@ -39,17 +39,11 @@ HostSegment::HostSegment(std::shared_ptr<RpcPeer> rpc, std::string group, std::s
     : rpc_(std::move(rpc)),
       group_name_(std::move(group)),
       scope_(std::move(scope)),
-      use_(std::move(use)) {
-  rpc_->context()->add(static_cast<Forkable&>(*this));
-  try {
-    routed_ = rpc_->router().route(
-        use_.service, scope_, group_name_,
-        [this](const Uid& from, const wire::Payload& payload) { received(from, payload); });
-  } catch (...) {
-    rpc_->context()->remove(static_cast<Forkable&>(*this));
-    throw;
-  }
-}
+      use_(std::move(use)),
+      forks_(rpc_->context()->add(*this)),
+      routed_(rpc_->router().route(use_.service, scope_, group_name_,
+                                   [this](const Uid& from, const wire::Payload& payload)
+                                       MOOLINK_LOCKED { received(from, payload); })) {}
 
 HostSegment::~HostSegment() {
   if (!rpc_->context()->abandoned()) close();
@@ -58,7 +52,7 @@ HostSegment::~HostSegment() {
 void HostSegment::close() {
   if (!std::exchange(routed_, nullptr)) return;
   leave();
-  rpc_->context()->remove(static_cast<Forkable&>(*this));
+  forks_.reset();
 }
 
 // The segment stays mapped in the child, which never reads it; its descriptor is closed.
@@ -69,58 +63,49 @@ void HostSegment::abandon() noexcept {
 }
 
 std::optional<std::uint32_t> HostSegment::rank_of(const Uid& instance) const {
-  const auto found = std::find(members_.instances.begin(), members_.instances.end(), instance);
-  if (found == members_.instances.end()) return std::nullopt;
-  return static_cast<std::uint32_t>(found - members_.instances.begin());
+  for (std::uint32_t rank = 0; rank < here_.size(); ++rank) {
+    if (this->instance(rank) == instance) return rank;
+  }
+  return std::nullopt;
 }
 
 collective::PipelineLayout HostSegment::layout() const {
-  return {members_.epoch, static_cast<std::uint32_t>(members_.instances.size()),
-          members_.one_host ? kWindows : kWindowsAmongHosts, collective::kWindowBytes};
+  return {epoch(), static_cast<std::uint32_t>(here_.size()),
+          group_->one_host ? kWindows : kWindowsAmongHosts, collective::kWindowBytes};
 }
 
 void HostSegment::warn(const Error& error) {
   rpc_->context()->log(LogLevel::warning, use_.what + " go over messages: " + error.message);
 }
 
-void HostSegment::enter(Time now, const Members& group) {
+void HostSegment::enter(Time now, const collective::SharedMembers& group) {
   leave();
-  const auto found = std::ranges::find(group.instances, rpc_->instance());
-  if (found == group.instances.end()) return;
-  const auto self = static_cast<std::uint32_t>(found - group.instances.begin());
-  collective::Hosts hosts = collective::hosts_of(group.host_keys, group.observers);
-  if (group.one_host) hosts = collective::hosts_of(std::vector(group.instances.size(), Uid{1, 1}));
+  const auto self = group->rank_of(rpc_->instance());
+  if (!self) return;
+  const collective::Hosts& hosts = group->hosts;
   const auto too_many = [](const auto& ranks) { return ranks.size() > kMaxRanks; };
-  const bool shares = group.one_host ? group.instances.size() > 1 : hosts.share_memory();
-  if (!shares || hosts.is_guest(self)) return;
+  const bool shares = group->one_host ? group->size() > 1 : hosts.share_memory();
+  if (!shares || hosts.is_guest(*self)) return;
   if (std::ranges::any_of(hosts.ranks, too_many)) {
     return warn(make_error(ErrorCode::error,
                            "a host has more than " + std::to_string(kMaxRanks) + " members"));
   }
-  members_.epoch = group.epoch;
-  members_.one_host = group.one_host;
-  for (const std::uint32_t rank : hosts.ranks[hosts.of[self]]) {
-    members_.instances.push_back(group.instances[rank]);
-    members_.names.push_back(group.names[rank]);
-  }
-  rank_ = hosts.place(self);
-  first_ = {group.instances[0], group.names[0]};
-  if (self == 0) {
-    for (const auto& ranks : hosts.ranks) hosts_waiting_.insert(group.instances[ranks[0]]);
-    for (std::size_t rank = 1; rank < group.instances.size(); ++rank) {
-      group_.push_back({group.instances[rank], group.names[rank]});
-    }
+  group_ = group;
+  here_ = hosts.ranks[hosts.of[*self]];
+  rank_ = hosts.place(*self);
+  if (leads_group()) {
+    for (const auto& ranks : hosts.ranks) hosts_waiting_.insert(ranks[0]);
   }
   if (rank_ == 0) {
     make(now);
-  } else if (early_ && early_->epoch == members_.epoch) {
+  } else if (early_ && early_->epoch == epoch()) {
     take_offer(*std::exchange(early_, std::nullopt));
   }
 }
 
 void HostSegment::leave() {
   if (key_) rpc_->descriptors().forget(*key_);
-  if (bell_watch_ != 0) rpc_->context()->engine().loop().unwatch(std::exchange(bell_watch_, 0));
+  bell_watch_.reset();
   key_.reset();
   segment_.reset();
   bells_.clear();
@@ -128,11 +113,9 @@ void HostSegment::leave() {
   untold_.clear();
   waiting_.clear();
   hosts_waiting_.clear();
-  group_.clear();
   warned_ = false;
   share_at_ = kNever;
-  members_ = {};
-  first_ = {};
+  here_.clear();
 }
 
 void HostSegment::make(Time now) {
@@ -140,7 +123,7 @@ void HostSegment::make(Time now) {
     segment_ =
         memory::Segment::create(collective::PipelineSegment::bytes_of(layout()), "moolink-group");
     collective::PipelineSegment::initialise(segment_->bytes(), layout());
-    for (std::size_t i = 0; i < members_.instances.size(); ++i) {
+    for (std::size_t i = 0; i < here_.size(); ++i) {
       io::Doorbell bell = io::make_doorbell();
       bells_.push_back(std::move(bell.rung));
       watched_.push_back(std::move(bell.watched));
@@ -149,14 +132,15 @@ void HostSegment::make(Time now) {
     return warn(current_error());
   }
   key_ = Uid::from_entropy();
-  for (std::uint32_t rank = 1; rank < members_.instances.size(); ++rank) {
+  for (std::uint32_t rank = 1; rank < here_.size(); ++rank) {
     untold_.insert(rank);
     waiting_.insert(rank);
   }
   share_pause_ = kFirstPause;
   if (!waiting_.empty()) return share_with_all(now);
-  guard([&] { begin(); }, [this](const Error& error) { warn(error); });
-  if (bell_watch_ != 0) tell_group(now);
+  guard([&]() MOOLINK_LOCKED { begin(); },
+        [this](const Error& error) MOOLINK_LOCKED { warn(error); });
+  if (bell_watch_) tell_group(now);
 }
 
 void HostSegment::tick(Time now) {
@@ -170,8 +154,8 @@ void HostSegment::tick(Time now) {
 
 // Until READY comes: rank 0 of the group may not have entered the epoch yet.
 void HostSegment::tell_group(Time now) {
-  if (leads_group()) return host_attached(rpc_->instance());
-  send(first_, {scope_, Message::Kind::attached, members_.epoch, {}});
+  if (leads_group()) return host_attached(0);
+  send(0, {scope_, Message::Kind::attached, epoch(), {}});
   if (share_pause_ == kLongestAnswer && !std::exchange(warned_, true)) {
     warn(make_error(ErrorCode::error, "the members of other hosts do not all share memory yet"));
   }
@@ -188,12 +172,12 @@ void HostSegment::share_with_all(Time now) {
   if (untold_.empty()) untold_ = waiting_;
   std::vector<int> descriptors{segment_->descriptor(), -1};
   for (const Descriptor& bell : bells_) descriptors.push_back(bell.get());
-  std::erase_if(untold_, [&](std::uint32_t rank) {
+  std::erase_if(untold_, [&](std::uint32_t rank) MOOLINK_LOCKED {
     descriptors[1] = watched_[rank].get();
-    return rpc_->share(members_.instances[rank], *key_, descriptors);
+    return rpc_->share(instance(rank), *key_, descriptors);
   });
   for (const std::uint32_t rank : waiting_) {
-    send(peer(rank), {scope_, Message::Kind::offer, members_.epoch, *key_});
+    send(here_[rank], {scope_, Message::Kind::offer, epoch(), *key_});
   }
   const bool last = untold_.empty() && share_pause_ >= kLongestAnswer;
   share_pause_ = untold_.empty() ? std::clamp(2 * share_pause_, kAnswerWithin, kLongestAnswer)
@@ -201,27 +185,28 @@ void HostSegment::share_with_all(Time now) {
   share_at_ = last ? kNever : now + share_pause_;
 }
 
-void HostSegment::send(const Peer& to, const Message& message) {
-  rpc_->send_service_to(to.instance, to.name, use_.service, {wire::encode(message), {}},
-                        group_name_);
+void HostSegment::send(std::uint32_t to, const Message& message) {
+  rpc_->send_service_to((*group_)[to].instance, (*group_)[to].name, use_.service,
+                        {wire::encode(message), {}}, group_name_);
 }
 
 void HostSegment::received(const Uid& from, const wire::Payload& payload) {
   const auto message = wire::decode<Message>(payload.body);
   if (message.kind == Message::Kind::offer) {
     const Offer offer{from, message.epoch, message.key};
-    if (message.epoch == members_.epoch) return take_offer(offer);
+    if (message.epoch == epoch()) return take_offer(offer);
     // Keeps the last one, whatever epoch it names: a false offer does not stop a member that
     // repeats its own.
-    if (message.epoch > members_.epoch) early_ = offer;
+    if (message.epoch > epoch()) early_ = offer;
     return;
   }
-  if (message.epoch != members_.epoch) return;
+  const auto sender = here_.empty() ? std::nullopt : group_->rank_of(from);
+  if (!sender || message.epoch != epoch()) return;
   if (message.kind == Message::Kind::attached && rank_ == 0) {
     const auto rank = rank_of(from);
-    return rank ? attached(*rank) : host_attached(from);
+    return rank ? attached(*rank) : host_attached(*sender);
   }
-  if (message.kind == Message::Kind::ready && from == first_.instance && bell_watch_ != 0) {
+  if (message.kind == Message::Kind::ready && sender == 0 && bell_watch_) {
     share_at_ = kNever;
     use_.ready();
   }
@@ -231,13 +216,13 @@ void HostSegment::take_offer(const Offer& offer) {
   if (rank_of(offer.from) != 0 || rank_ == 0 || key_) return;
   key_ = offer.key;
   // Until leave() forgets the key.
-  rpc_->descriptors().expect(
-      *key_, [this](std::vector<Descriptor> descriptors) { attach(std::move(descriptors)); });
+  rpc_->descriptors().expect(*key_, [this](std::vector<Descriptor> descriptors)
+                                        MOOLINK_LOCKED { attach(std::move(descriptors)); });
 }
 
 void HostSegment::attach(std::vector<Descriptor> descriptors) {
   try {
-    if (descriptors.size() != 2 + members_.instances.size()) {
+    if (descriptors.size() != 2 + here_.size()) {
       throw Exception(ErrorCode::wire, "the first rank shared " +
                                            std::to_string(descriptors.size()) + " descriptors");
     }
@@ -251,7 +236,7 @@ void HostSegment::attach(std::vector<Descriptor> descriptors) {
   } catch (...) {
     return warn(current_error());
   }
-  send(peer(0), {scope_, Message::Kind::attached, members_.epoch, {}});
+  send(here_[0], {scope_, Message::Kind::attached, epoch(), {}});
 }
 
 void HostSegment::attached(std::uint32_t rank) {
@@ -262,10 +247,10 @@ void HostSegment::attached(std::uint32_t rank) {
   tell_group(io::now());
 }
 
-void HostSegment::host_attached(const Uid& first) {
+void HostSegment::host_attached(std::uint32_t first) {
   if (hosts_waiting_.erase(first) == 0 || !hosts_waiting_.empty()) return;
-  for (const Peer& member : group_) {
-    send(member, {scope_, Message::Kind::ready, members_.epoch, {}});
+  for (std::uint32_t rank = 1; rank < group_->size(); ++rank) {
+    send(rank, {scope_, Message::Kind::ready, epoch(), {}});
   }
   use_.ready();
 }

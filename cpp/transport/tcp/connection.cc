@@ -21,44 +21,42 @@ constexpr std::size_t kMaxVectors = 64;
 // A small frame waits for the frames queued before it, here and in both kernels, and other threads
 // of this process wait for the engine's lock, which is held while bytes are copied: each wait is
 // bounded, at a fraction of a millisecond.
+constexpr std::size_t kHighWater = std::size_t{512} << 10;
+constexpr std::size_t kLowWater = std::size_t{128} << 10;
 constexpr std::size_t kChunk = std::size_t{256} << 10;
 constexpr std::size_t kReadAhead = std::size_t{128} << 10;
 constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;  // of one readiness
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
-constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
-constexpr std::size_t kStrangerAhead = std::size_t{2} << 10;   // beside one frame
+constexpr std::size_t kStrangerAhead = std::size_t{2} << 10;  // beside one frame
 constexpr int kDiscardsAtOnce = 64;
-constexpr Duration kLinger = seconds(1);
 
-// Continues without options that the system refuses.
-void tune(int fd) {
+// Continues without options that the system refuses. Returns whether both ends are on this host.
+bool tune(int fd) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentInKernel, sizeof kUnsentInKernel);
-  if (!is_same_host(local_address(fd), remote_address(fd))) return;
+  if (!is_same_host(local_address(fd), remote_address(fd))) return false;
   // Within one host nothing is lost and pacing gains nothing, but costs BBR a third of its speed;
   // and a longer window only lets frames wait in the receiver's queue.
   constexpr std::string_view kUnpaced = "reno";
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kUnpaced.data(), kUnpaced.size());
   setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &kLocalWindow, sizeof kLocalWindow);
+  return true;
 }
 
 }  // namespace
 
 TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor socket,
-                             std::string dialled)
-    : environment_(environment),
-      owner_(owner),
-      id_(environment.next_connection_id()),
+                             std::string dialled, std::optional<StreamOffer> offer)
+    : ConnectionBase(environment, owner, std::move(dialled), kLowWater, kHighWater, this),
+      transport_(owner),
       socket_(std::move(socket)),
-      dialled_(std::move(dialled)),
       ahead_(kStrangerAhead),
-      receiver_(environment, *this) {
-  receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
+      offer_(offer) {
   peer_address_ = remote_address(socket_.get()).text();
   traits_.chunk_bytes = kChunk;
-  tune(socket_.get());
+  within_host_ = tune(socket_.get());
 }
 
 TcpConnection::~TcpConnection() = default;
@@ -69,30 +67,18 @@ std::string TcpConnection::local_address() const {
   return local.text();
 }
 
-// The exception barrier of the connection: false if it has failed.
-template <class Work>
-bool TcpConnection::guarded(Work&& work) noexcept {
-  return guard(work, [this](Error error) {
-    error.message = "connection with " + peer_address_ + " closed: " + error.message;
-    fail(std::move(error));
-  });
-}
-
 void TcpConnection::start(std::unique_ptr<ByteStream> stream) {
   const auto keep = shared_from_this();
-  guarded([&] { begin(std::move(stream)); });
+  guarded([&]() MOOLINK_LOCKED { begin(std::move(stream)); });
 }
 
 void TcpConnection::begin(std::unique_ptr<ByteStream> stream) {
   stream_ = std::move(stream);
   traits_.cipher = stream_->cipher();
-  watch_ = environment_.loop.watch(
-      socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t e) { self->ready(e); });
-  timer_ =
-      environment_.loop.at(io::now() + environment_.handshake_timeout, [self = shared_from_this()] {
-        self->fail(make_error(ErrorCode::timeout, "no greeting from " + self->peer_address_ +
-                                                      " within the handshake's time limit"));
-      });
+  watch_ = environment_.loop.watch(socket_.get(), EPOLLIN,
+                                   [this, self = shared_from_this()](std::uint32_t e)
+                                       MOOLINK_LOCKED { ready(e); });
+  await_greeting();
   shake_hands();
 }
 
@@ -106,10 +92,10 @@ void TcpConnection::shake_hands() {
     const auto* known = dynamic_cast<const HandshakeFailure*>(&e);
     HandshakeFailure failure = known ? *known : HandshakeFailure(ErrorCode::error, e.what());
     say_in_plain(failure.answer);
-    return owner_.not_opened(*this, failure);
+    return transport_.not_opened(*this, failure);
   }
   traits_.binding = stream_->binding();
-  owner_.opened(*this);
+  offer_ ? ask_to_join() : open();
   opened_ = true;
   // Bytes that arrived with the end of the handshake are not in the socket any more.
   if (state_ == State::open && stream_->holds_bytes()) receive();
@@ -127,7 +113,7 @@ void TcpConnection::say_in_plain(const std::string& text) {
 
 // A peer with a token has connected to one that does not encrypt.
 void TcpConnection::refuse_tls() {
-  const std::string why = owner_.why_plain();
+  const std::string why = transport_.why_plain();
   say_in_plain(why);
   environment_.handler.closed(
       *this,
@@ -135,24 +121,26 @@ void TcpConnection::refuse_tls() {
       false);
 }
 
-void TcpConnection::establish() {
-  if (state_ != State::open || established_) return;
-  established_ = true;
-  receiver_.set_max_frame(environment_.limits.max_frame);
+void TcpConnection::authenticated() {
   ahead_.grow(kReadAhead);
-  environment_.loop.cancel(timer_);
-  guarded([this] { owner_.established(id_); });
+  owner_.established(id());
 }
 
 void TcpConnection::ready(std::uint32_t events) {
+  if (failed_) return;
   const auto keep = shared_from_this();
-  guarded([&] { handle(events); });
+  guarded([&]() MOOLINK_LOCKED { handle(events); });
 }
 
 void TcpConnection::handle(std::uint32_t events) {
   if (state_ == State::open && !opened_) return shake_hands();
   if ((events & EPOLLOUT) != 0) send_queued();
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  if (joined_ && announced_.empty()) {  // otherwise reading finds the end
+    // A closing connection has dropped its announced chunks: their bytes are not read.
+    if ((events & (EPOLLHUP | EPOLLERR)) == 0) return update_watch();
+    return fail(make_error(ErrorCode::peer_lost, "closed by the peer"));
+  }
   if (state_ == State::open) receive();
   if (state_ == State::closing) discard();
 }
@@ -160,16 +148,23 @@ void TcpConnection::handle(std::uint32_t events) {
 // --- sending
 
 void TcpConnection::write(wire::Frame frame) {
-  if (state_ != State::open) return;
-  guarded([&] { queue_.push(std::move(frame)); });
+  if (!usable()) return;
+  guarded([&]() MOOLINK_LOCKED {
+    if (TcpConnection* stream = stream_for(frame)) return write_apart(*stream, std::move(frame));
+    queue_.push(std::move(frame));
+  });
 }
 
 void TcpConnection::flush() {
-  if (state_ != State::open || queue_.empty() || blocked_ || failure_posted_) return;
-  guarded([this] { send_queued(); });
+  if (!usable()) return;
+  if (!queue_.empty() && !blocked_) ConnectionBase::flush();
+  for (TcpConnection* stream : streams_) {
+    if (stream != nullptr) stream->flush();
+  }
 }
 
 void TcpConnection::send_queued() {
+  measure_wait();
   blocked_ = false;
   try {
     while (!blocked_ && (!queue_.empty() || stream_->unsent())) {
@@ -185,25 +180,23 @@ void TcpConnection::send_queued() {
     error.message = "connection to " + peer_address_ + " failed: " + error.message;
     return fail(std::move(error));
   }
+  const bool may_ask = streams_state_ == Streams::possible && most_streams_ > 0;
+  if (blocked_ && may_ask) waits_since_ = io::now();
   update_watch();
-  if (state_ == State::open && queue_.ran_low()) {
-    // Posted: the caller may be the handler itself, in the middle of a batch of writes.
-    environment_.loop.post([self = shared_from_this()] {
-      if (self->state_ == State::open) self->environment_.handler.writable(*self);
-    });
-  }
+  tell_writable(main_ != nullptr ? *main_ : *this);
 }
 
 void TcpConnection::update_watch() {
   const bool full = stream_->unsent() || (!queue_.empty() && !stream_->busy());
-  environment_.loop.change(watch_,
-                           (full ? EPOLLOUT : 0U) | (stream_->takes_input() ? EPOLLIN : 0U));
+  // The bytes of chunks stay in the socket until the chunks are announced.
+  const bool reads = stream_->takes_input() && (!joined_ || !announced_.empty());
+  environment_.loop.change(watch_, (full ? EPOLLOUT : 0U) | (reads ? EPOLLIN : 0U));
 }
 
 void TcpConnection::turned() {
-  if (state_ == State::closed || failure_posted_) return;
+  if (state_ == State::closed || failed_) return;
   const auto keep = shared_from_this();
-  guarded([this] {
+  guarded([this]() MOOLINK_LOCKED {
     stream_->turned();
     send_queued();
     if (state_ == State::open) receive();
@@ -214,16 +207,11 @@ void TcpConnection::turned() {
 
 void TcpConnection::receive() {
   const auto keep = shared_from_this();
-  guarded([this] {
+  guarded([this]() MOOLINK_LOCKED {
     ahead_.begin(*stream_, kReceiveBudget);
-    if (!begun_) {
-      const auto first = ahead_.peek();
-      if (first && stream_->cipher().empty() && begins_tls(*first)) return refuse_tls();
-      begun_ = first.has_value();
-    }
-    while (receiver_.receive(ahead_, std::numeric_limits<std::size_t>::max())) {
-    }
-    if (state_ != State::open || failure_posted_) return;
+    if (!joined_) receive_frames();
+    if (joined_) receive_apart();
+    if (!usable()) return;
     if (ahead_.ended()) {
       fail(make_error(ErrorCode::peer_lost,
                       "connection with " + peer_address_ + ": closed by the peer"));
@@ -231,6 +219,16 @@ void TcpConnection::receive() {
       update_watch();
     }
   });
+}
+
+void TcpConnection::receive_frames() {
+  if (!begun_) {
+    const auto first = ahead_.peek();
+    if (first && stream_->cipher().empty() && begins_tls(*first)) return refuse_tls();
+    begun_ = first.has_value();
+  }
+  while (receiver_.receive(ahead_, std::numeric_limits<std::size_t>::max())) {
+  }
 }
 
 // For a connection that is being closed: until the peer closes too.
@@ -246,75 +244,46 @@ void TcpConnection::discard() {
 
 // --- the end
 
-void TcpConnection::close() {
-  if (state_ != State::open) return;
-  begin_closing();
-}
-
-void TcpConnection::begin_closing() {
-  state_ = State::closing;
-  receiver_.stop();
-  environment_.loop.cancel(timer_);
-  const auto keep = shared_from_this();
-  guard([this] { linger(); }, [this](const Error&) { finish_close(); });
-}
-
-void TcpConnection::linger() {
-  timer_ = environment_.loop.at(io::now() + kLinger,
-                                [self = shared_from_this()] { self->finish_close(); });
-  // The peer may still be sending: closing now would answer it with a reset, which can destroy the
-  // last bytes sent (the reason of a refusal). So: send, shut down, read until the peer closes.
-  send_queued();
-}
-
-void TcpConnection::make_room() {
-  fail(make_error(ErrorCode::timeout,
-                  "no greeting from " + peer_address_ + " before others wanted its place"));
-}
-
 void TcpConnection::stop() {
   if (state_ == State::closing) turned();
   drop();
 }
 
-void TcpConnection::drop() {
-  if (state_ == State::closed) return;
-  state_ = State::closed;
-  environment_.loop.cancel(timer_);
-  environment_.loop.unwatch(watch_);
+void TcpConnection::release() {
+  watch_.reset();
   socket_.reset();
-  queue_.clear();
+  leave_streams();
+}
+
+// From now on, nothing is received into the handler's memory.
+void TcpConnection::silence() {
   receiver_.stop();
+  announced_.clear();
+  for (TcpConnection* stream : streams_) {
+    if (stream != nullptr) stream->announced_.clear();
+  }
 }
 
 void TcpConnection::finish_close() {
-  const auto keep = shared_from_this();
+  const std::vector<TcpConnection*> streams = leave_streams();
+  ConnectionBase::finish_close();
+  for (TcpConnection* stream : streams) stream->finish_close();
+}
+
+void TcpConnection::cut_off(const Error& error) {
+  TcpConnection* const main = main_;
   drop();
-  owner_.ended(id_);
+  if (main != nullptr) main->fail(error);
 }
 
-void TcpConnection::fail(Error error) noexcept {
-  if (state_ == State::closed || failure_posted_) return;
-  const bool tell = state_ == State::open;
-  failure_posted_ = true;
-  receiver_.stop();
-  // Nothing is received or sent any more, but only the loop reports it to the handler.
-  environment_.loop.unwatch(watch_);
-  const auto post = [&] {
-    environment_.loop.post(
-        [self = shared_from_this(), error = std::move(error), tell] { self->end(error, tell); });
-  };
-  // If even that fails: the session notices the silence, and the peer the end of file.
-  guard(post, [this](const Error&) { drop(); });
+void TcpConnection::not_opened(const Error& error) {
+  transport_.not_opened(*this, HandshakeFailure(error));
 }
 
-void TcpConnection::end(const Error& error, bool tell) {
-  if (state_ == State::closed) return;
-  const bool still_open = state_ == State::open;
-  finish_close();
-  if (!tell || !still_open) return;
-  if (!opened_) return owner_.not_opened(*this, HandshakeFailure(error));
-  environment_.handler.closed(*this, error, false);
+void TcpConnection::end(const Error& error, bool peer_dead) {
+  if (main_ != nullptr && needed_) return stream_ended(*main_, error);
+  if (offer_) return finish_close();
+  ConnectionBase::end(error, peer_dead);
 }
 
 }  // namespace moolink::transport::tcp

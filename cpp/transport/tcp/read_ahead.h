@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "transport/tcp/stream.h"
+#include "transport/tcp/byte_stream.h"
 
 namespace moolink::transport::tcp {
 

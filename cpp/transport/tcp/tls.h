@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/time.h"
 #include "crypto/keyring.h"
+#include "transport/tcp/byte_stream.h"
 #include "transport/tcp/openssl.h"
-#include "transport/tcp/stream.h"
 #include "wire/frame.h"
 
 namespace moolink::transport::tcp {

@@ -209,8 +209,8 @@ void TcpTransport::add_listener(Descriptor socket, bool dual_stack,
   }
   if (bound.empty()) return;
   listeners_.emplace_back(environment_, std::move(socket),
-                          [this](Descriptor connected, const sockaddr_storage& from,
-                                 socklen_t size) { accepted(std::move(connected), {from, size}); });
+                          [this](Descriptor connected, const sockaddr_storage& from, socklen_t size)
+                              MOOLINK_LOCKED { accepted(std::move(connected), {from, size}); });
 }
 
 void TcpTransport::accepted(Descriptor socket, const SocketAddress& remote) {
@@ -226,16 +226,16 @@ void TcpTransport::accepted(Descriptor socket, const SocketAddress& remote) {
 }
 
 void TcpTransport::adopt(Descriptor socket, const std::string& dialled_address,
-                         const std::string& source) {
-  auto connection =
-      std::make_shared<TcpConnection>(environment_, *this, std::move(socket), dialled_address);
+                         const std::string& source, std::optional<StreamOffer> offer) {
+  auto connection = std::make_shared<TcpConnection>(environment_, *this, std::move(socket),
+                                                    dialled_address, offer);
   connections_.emplace(connection->id(), connection);
   guard(
-      [&] {
+      [&]() MOOLINK_LOCKED {
         if (dialled_address.empty()) admission_.accepted(io::now(), connection->id(), source);
         connection->start(stream_for(*connection));
       },
-      [&](const Error& error) { connection->fail(error); });
+      [&](const Error& error) MOOLINK_LOCKED { connection->fail(error); });
 }
 
 std::unique_ptr<ByteStream> TcpTransport::stream_for(const TcpConnection& connection) {
@@ -254,18 +254,15 @@ TlsTurns TcpTransport::turns(const TcpConnection& connection) {
     if (!tls_thread_) throw Exception(ErrorCode::closed, "the transport has stopped");
     tls_thread_->submit([self = of.lock(), work = std::move(work), &loop = environment_.loop] {
       work();
-      const auto tell = [&] { loop.post([self] { self->turned(); }); };
+      const auto tell = [&] { loop.post([self]() MOOLINK_LOCKED { self->turned(); }); };
       // If both attempts fail, the session detects the silence.
       guard(tell, [&](const Error&) { guard(tell, [](const Error&) {}); });
     });
   }};
 }
 
-void TcpTransport::opened(TcpConnection& connection) {
-  environment_.handler.opened(connections_.at(connection.id()), connection.dialled());
-}
-
 void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure& failure) {
+  if (connection.is_for_stream()) return;  // its connection goes on without it
   const std::string& address = connection.dialled();
   Error error = failure.error();
   // A peer that connects has another port each time; without it, a repeated complaint is
@@ -310,10 +307,11 @@ void TcpTransport::dial(const std::string& address) {
   // the handler back from here.
   auto found = [this, id, &loop = environment_.loop, alive = std::weak_ptr<bool>(alive_)](
                    std::vector<SocketAddress> candidates, Error error) {
-    loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)] {
-      if (alive.expired()) return;
-      event_of(id, [&] { resolved(id, candidates, error); });
-    });
+    loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)]()
+                  MOOLINK_LOCKED {
+                    if (alive.expired()) return;
+                    event_of(id, [&]() MOOLINK_LOCKED { resolved(id, candidates, error); });
+                  });
   };
   try {
     if (is_numeric(wanted.host)) {
@@ -329,10 +327,25 @@ void TcpTransport::dial(const std::string& address) {
   }
 }
 
+void TcpTransport::dial_stream(TcpConnection& connection, const StreamOffer& offer) {
+  const DialId id = ++last_dial_;
+  Dial dial;
+  dial.address = connection.dialled();
+  dial.candidates = {remote_address(connection.socket())};
+  dial.offer = offer;
+  dials_.emplace(id, std::move(dial));
+  event_of(id, [&]() MOOLINK_LOCKED { dial_next(id); });
+}
+
+TcpConnection* TcpTransport::find(wire::ConnectionId id) {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? nullptr : found->second.get();
+}
+
 // The exception barrier of a dial.
 template <class Work>
 void TcpTransport::event_of(DialId id, Work&& work) {
-  guard(work, [&](const Error& error) { dial_ended(id, error); });
+  guard(work, [&](const Error& error) MOOLINK_LOCKED { dial_ended(id, error); });
 }
 
 // It has failed: the next address would fail, too.
@@ -340,13 +353,13 @@ void TcpTransport::dial_ended(DialId id, const Error& error) {
   const auto found = dials_.extract(id);
   if (found.empty()) return;
   Dial& dial = found.mapped();
-  if (dial.socket) stop_attempt(dial);
-  tell_failed(dial.address, error.code, error.message);
+  tell_failed(dial, error.code, error.message);
 }
 
-void TcpTransport::tell_failed(const std::string& address, ErrorCode code, const std::string& why) {
-  environment_.handler.dial_failed(address,
-                                   make_error(code, "cannot connect to " + address + ": " + why));
+void TcpTransport::tell_failed(const Dial& dial, ErrorCode code, const std::string& why) {
+  if (dial.offer) return;
+  environment_.handler.dial_failed(
+      dial.address, make_error(code, "cannot connect to " + dial.address + ": " + why));
 }
 
 void TcpTransport::resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error) {
@@ -364,8 +377,7 @@ void TcpTransport::dial_next(DialId id) {
     if (start_connect(id, dial, dial.candidates[dial.next++])) return;
   }
   const Dial failed = std::move(dials_.extract(id).mapped());
-  tell_failed(failed.address, failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error,
-              failed.failure);
+  tell_failed(failed, failed.all_refused ? ErrorCode::peer_lost : ErrorCode::error, failed.failure);
 }
 
 // Returns false if the attempt failed at once.
@@ -386,24 +398,21 @@ bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& can
     dial.socket.reset();
     return false;
   }
-  dial.watch = environment_.loop.watch(dial.socket.get(), EPOLLOUT, [this, id](std::uint32_t) {
-    event_of(id, [&] { connected(id); });
-  });
-  dial.timer = environment_.loop.at(io::now() + kConnectTimeout, [this, id] {
-    event_of(id, [&] { attempt_failed(id, "no answer within 5 s", false); });
+  dial.watch = environment_.loop.watch(dial.socket.get(), EPOLLOUT,
+                                       [this, id](std::uint32_t) MOOLINK_LOCKED {
+                                         event_of(id, [&]() MOOLINK_LOCKED { connected(id); });
+                                       });
+  dial.timer = environment_.loop.timer(io::now() + kConnectTimeout, [this, id]() MOOLINK_LOCKED {
+    event_of(id, [&]() MOOLINK_LOCKED { attempt_failed(id, "no answer within 5 s", false); });
   });
   return true;
 }
 
-void TcpTransport::stop_attempt(Dial& dial) {
-  environment_.loop.cancel(dial.timer);
-  environment_.loop.unwatch(dial.watch);
-  dial.socket.reset();
-}
-
 void TcpTransport::attempt_failed(DialId id, const std::string& reason, bool refused) {
   Dial& dial = dials_.at(id);
-  stop_attempt(dial);
+  dial.timer.reset();
+  dial.watch.reset();
+  dial.socket.reset();
   dial.failure = reason;
   dial.all_refused &= refused;
   dial_next(id);
@@ -424,19 +433,16 @@ void TcpTransport::connected(DialId id) {
     return;
   }
   const auto done = dials_.extract(id);
+  dial.watch.reset();
   Descriptor socket = std::move(dial.socket);
-  stop_attempt(dial);
-  guard([&] { adopt(std::move(socket), dial.address, {}); },
-        [&](const Error& why) { tell_failed(dial.address, why.code, why.message); });
+  guard([&]() MOOLINK_LOCKED { adopt(std::move(socket), dial.address, {}, dial.offer); },
+        [&](const Error& why) MOOLINK_LOCKED { tell_failed(dial, why.code, why.message); });
 }
 
 // --- the end
 
 void TcpTransport::stop() {
   listeners_.clear();
-  for (auto& [id, dial] : dials_) {
-    if (dial.socket) stop_attempt(dial);
-  }
   dials_.clear();
   names_.drop_tasks();
   tls_thread_.reset();  // waits for turns: they may hold the last bytes of closing connections

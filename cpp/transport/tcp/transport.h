@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "base/thread_safety.h"
 #include "io/loop.h"
 #include "io/task_thread.h"
 #include "transport/admission.h"
@@ -29,13 +30,13 @@ class TcpTransport final : public Transport, public Owner {
   wire::PathKind kind() const override { return wire::PathKind::tcp; }
   bool accepts(const std::string& address) const override;
   void check(const std::string& address) const override;
-  std::vector<std::string> listen(const std::string& address) override;
+  std::vector<std::string> listen(const std::string& address) MOOLINK_LOCKED override;
   std::vector<std::string> announced(const std::string& advertise,
                                      const std::vector<std::string>& bound) const override {
     return advertised(advertise, bound);
   }
-  void dial(const std::string& address) override;
-  void stop() override;
+  void dial(const std::string& address) MOOLINK_LOCKED override;
+  void stop() MOOLINK_LOCKED override;
   void abandon() noexcept override;
 
  private:
@@ -45,40 +46,46 @@ class TcpTransport final : public Transport, public Owner {
     std::vector<SocketAddress> candidates;
     std::size_t next = 0;
     Descriptor socket;
-    io::Loop::WatchId watch = 0;
-    io::Loop::TimerKey timer{};
+    io::Loop::Watch watch;
+    io::Loop::Timer timer;
     bool all_refused = true;
     std::string failure;
+    std::optional<StreamOffer> offer;  // the stream that it is for, if any
   };
   using DialId = std::uint64_t;
 
-  void ended(wire::ConnectionId id) override;
-  void established(wire::ConnectionId id) override { admission_.authenticated(id); }
-  void opened(TcpConnection& connection) override;
-  std::string why_plain() const override;
-  void not_opened(TcpConnection& connection, const HandshakeFailure& failure) override;
+  void ended(wire::ConnectionId id) MOOLINK_LOCKED override;
+  void established(wire::ConnectionId id) MOOLINK_LOCKED override { admission_.authenticated(id); }
+  std::string why_plain() const MOOLINK_LOCKED override;
+  void not_opened(TcpConnection& connection, const HandshakeFailure& failure)
+      MOOLINK_LOCKED override;
+  void dial_stream(TcpConnection& connection, const StreamOffer& offer) MOOLINK_LOCKED override;
+  TcpConnection* find(wire::ConnectionId id) MOOLINK_LOCKED override;
 
-  std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port);
-  void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound);
-  void accepted(Descriptor socket, const SocketAddress& remote);
-  void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source);
-  std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection);
-  TlsTurns turns(const TcpConnection& connection);
+  std::vector<std::string> listen_on_chosen(const std::string& address, std::uint16_t port)
+      MOOLINK_LOCKED;
+  void add_listener(Descriptor socket, bool dual_stack, std::vector<std::string>& bound)
+      MOOLINK_LOCKED;
+  void accepted(Descriptor socket, const SocketAddress& remote) MOOLINK_LOCKED;
+  void adopt(Descriptor socket, const std::string& dialled_address, const std::string& source,
+             std::optional<StreamOffer> offer = std::nullopt) MOOLINK_LOCKED;
+  std::unique_ptr<ByteStream> stream_for(const TcpConnection& connection) MOOLINK_LOCKED;
+  TlsTurns turns(const TcpConnection& connection) MOOLINK_LOCKED;
   // A token forbids unencrypted traffic that others can read.
   bool allows(const SocketAddress& address) const {
     return tls_ != nullptr || environment_.keyring.empty() || address.is_loopback();
   }
-  std::string why_not_allowed() const;
+  std::string why_not_allowed() const MOOLINK_LOCKED;
   template <class Work>
-  void event_of(DialId id, Work&& work);
-  void dial_ended(DialId id, const Error& error);
-  void tell_failed(const std::string& address, ErrorCode code, const std::string& why);
-  void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error);
-  void dial_next(DialId id);
-  bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate);
-  void attempt_failed(DialId id, const std::string& reason, bool refused);
-  void connected(DialId id);
-  void stop_attempt(Dial& dial);
+  void event_of(DialId id, Work&& work) MOOLINK_LOCKED;
+  void dial_ended(DialId id, const Error& error) MOOLINK_LOCKED;
+  void tell_failed(const Dial& dial, ErrorCode code, const std::string& why) MOOLINK_LOCKED;
+  void resolved(DialId id, std::vector<SocketAddress> candidates, const Error& error)
+      MOOLINK_LOCKED;
+  void dial_next(DialId id) MOOLINK_LOCKED;
+  bool start_connect(DialId id, Dial& dial, const SocketAddress& candidate) MOOLINK_LOCKED;
+  void attempt_failed(DialId id, const std::string& reason, bool refused) MOOLINK_LOCKED;
+  void connected(DialId id) MOOLINK_LOCKED;
 
   Environment& environment_;
   Admission admission_;

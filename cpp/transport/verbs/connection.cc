@@ -10,19 +10,18 @@
 namespace moolink::transport::verbs {
 namespace {
 
+constexpr std::size_t kLowWater = std::size_t{1} << 20;
+constexpr std::size_t kHighWater = std::size_t{4} << 20;
 constexpr int kPreference = 10;  // above tcp, below shared memory
 constexpr std::size_t kChunk = std::size_t{256} << 10;
-constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
 constexpr std::uint32_t kCredits = PacketWriter::kSlots;
 // Including slots for SENDs that need no credit.
 constexpr std::size_t kSlotsOfUser = kCredits + PacketWriter::kMostEmpty + 1;
 constexpr std::uint32_t kMostCredits = 1024;  // accepted from a peer
 // Taken in one poll, so that the lock is not held for long while the peer keeps sending.
 constexpr int kPollBudget = 64;
-constexpr Duration kLinger = seconds(1);
 // Posted requests come back at once, unless the device itself has failed.
 constexpr Duration kDrain = milliseconds(200);
-constexpr Duration kIdle = seconds(5);  // unused for this long, or twice, memory is returned
 
 // The bytes of one slot, in FrameReceiver's form.
 class SlotReader {
@@ -47,26 +46,21 @@ class SlotReader {
 
 }  // namespace
 
-VerbsConnection::VerbsConnection(Environment& environment, Owner& owner,
+VerbsConnection::VerbsConnection(Environment& environment, ConnectionOwner& owner,
                                  std::shared_ptr<Device> device,
                                  std::shared_ptr<Connection> control, std::string dialled)
-    : environment_(environment),
-      owner_(owner),
+    : ConnectionBase(environment, owner, std::move(dialled), kLowWater, kHighWater),
       device_(std::move(device)),
       control_(std::move(control)),
-      dialled_(std::move(dialled)),
-      id_(environment.next_connection_id()),
-      peer_address_(from_tcp(control_->peer_address())),
       pairs_(device_, device_->port().queue_pairs, this),
       packets_(*device_, pairs_.first()),
-      receiver_(environment, *this),
       grants_(*device_),
       writes_(device_->sources(), pairs_, packets_) {
+  peer_address_ = from_tcp(control_->peer_address());
   traits_.preference = kPreference;
   traits_.grants = true;
   traits_.chunk_bytes = kChunk;
   traits_.binding = control_->traits().binding;
-  receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
   device_->add_user(kSlotsOfUser);
 }
 
@@ -74,18 +68,11 @@ VerbsConnection::~VerbsConnection() { device_->remove_user(kSlotsOfUser); }
 
 std::string VerbsConnection::local_address() const { return from_tcp(control_->local_address()); }
 
-// The exception barrier of the connection: false if it has failed.
-template <class Work>
-bool VerbsConnection::guarded(Work&& work) noexcept {
-  return guard(work, [this](const Error& error) { fail(with_peer(error)); });
-}
-
 // --- agreeing
 
 void VerbsConnection::start() {
-  environment_.loop.add(*this);
-  registered_ = true;
-  if (!dialled_.empty()) say_endpoint();
+  polled_ = environment_.loop.add(*this);
+  if (!dialled().empty()) say_endpoint();
 }
 
 void VerbsConnection::say_endpoint() {
@@ -105,7 +92,7 @@ void VerbsConnection::told(const wire::ReceivedFrame& frame) {
     }
     agree(frame);
   } catch (const Exception& e) {
-    if (state_ == State::agreeing) {  // the other side gets the reason
+    if (!opened_) {  // the other side gets the reason
       control_->write(
           wire::make_frame(wire::FrameType::refuse,
                            wire::Refuse{e.error().code, e.error().message, environment_.name}));
@@ -119,10 +106,10 @@ void VerbsConnection::agree(const wire::ReceivedFrame& frame) {
   if (frame.header.type != wire::FrameType::message) {
     throw Exception(ErrorCode::wire, "what it says is not about a queue pair");
   }
-  const bool accepted = dialled_.empty();
+  const bool accepted = dialled().empty();
   if (connected_) {  // the dialler is ready; its bytes may have come before
     if (!accepted) throw Exception(ErrorCode::wire, "it names a second queue pair");
-    if (state_ == State::agreeing) open();
+    if (!opened_) open();
     return;
   }
   const auto there = wire::decode_control<Endpoint>(frame);
@@ -136,43 +123,12 @@ void VerbsConnection::agree(const wire::ReceivedFrame& frame) {
   open();
 }
 
-void VerbsConnection::open() {
-  state_ = State::open;
-  owner_.opened(*this);
-}
-
-void VerbsConnection::establish() {
-  if (state_ != State::open || std::exchange(established_, true)) return;
-  receiver_.set_max_frame(environment_.limits.max_frame);
-  control_->establish();
-}
-
 // --- sending
 
-void VerbsConnection::write(wire::Frame frame) {
-  if (state_ != State::open || failed_) return;
-  guarded([&] { queue_.push(std::move(frame)); });
-}
-
-void VerbsConnection::flush() {
-  if (state_ != State::open || failed_) return;
-  guarded([this] { send_queued(); });
-}
-
-bool VerbsConnection::send_queued() {
-  if (queue_.empty() || !packets_.ready()) return false;
-  const std::size_t before = queue_.bytes();
+void VerbsConnection::send_queued() {
+  if (queue_.empty() || !packets_.ready()) return;
   queue_.write_to(packets_);
-  tell_writable();
-  return queue_.bytes() != before;
-}
-
-void VerbsConnection::tell_writable() {
-  if (state_ != State::open || !queue_.ran_low()) return;
-  // Posted: the caller may be the handler itself, in the middle of a batch of writes.
-  environment_.loop.post([self = shared_from_this()] {
-    if (self->state_ == State::open) self->environment_.handler.writable(*self);
-  });
+  tell_writable(*this);
 }
 
 void VerbsConnection::give_credits() {
@@ -182,24 +138,14 @@ void VerbsConnection::give_credits() {
 // --- grants
 
 std::optional<Grant> VerbsConnection::allocate_grant(std::size_t bytes) {
-  if (state_ != State::open || failed_) return std::nullopt;
+  if (!usable()) return std::nullopt;
   std::optional<Grant> grant = grants_.allocate(bytes);
-  if (grant && !idle_timer_) retire_idle_grants();
+  if (grant) watch_idle_grants();
   return grant;
 }
 
-// Memory of grants unused for a while is returned to the system.
-void VerbsConnection::retire_idle_grants() {
-  const bool again = grants_.retire_idle();
-  idle_timer_.reset();
-  if (!again) return;
-  idle_timer_ = environment_.loop.at(io::now() + kIdle, [self = shared_from_this()] {
-    if (self->state_ == State::open) self->retire_idle_grants();
-  });
-}
-
 void VerbsConnection::fill_grant(const wire::GrantPlace& place, Buffer bytes) {
-  if (state_ != State::open || failed_) return;
+  if (!usable()) return;
   writes_.add(place, std::move(bytes));
   environment_.loop.wake();
 }
@@ -217,7 +163,7 @@ std::string VerbsConnection::refusal_of(const Buffer& bytes) {
 bool VerbsConnection::write_grants() {
   bool something = false;
   std::optional<wire::GrantPlace> written;
-  while (state_ == State::open && !failed_ && writes_.step(written)) {
+  while (usable() && writes_.step(written)) {
     something = true;
     if (!written) continue;
     // The message that reports it to the peer leaves after it, and so arrives after it.
@@ -232,16 +178,16 @@ bool VerbsConnection::poll() {
   if (state_ == State::closed) return false;
   const auto keep = shared_from_this();
   bool something = false;
-  guarded([&] {
+  guarded([&]() MOOLINK_LOCKED {
     something = take_completions();
     if (connected_ && !failed_ && state_ != State::closed) {
       something = write_grants() || something;
-      something = send_queued() || something;
+      something = send_some() || something;
       give_credits();
     }
     if (device_->failed()) fail(lost(device_->port().device + " has failed"));
   });
-  guarded([this] { leave_if_done(); });
+  guarded([this]() MOOLINK_LOCKED { leave_if_done(); });
   return something;
 }
 
@@ -294,8 +240,8 @@ void VerbsConnection::take_arrival(const Completion& completion) {
 
 void VerbsConnection::read(std::span<const std::byte> bytes) {
   packets_.took();
-  if (state_ == State::agreeing) open();
-  if (state_ != State::open || failed_) return;
+  if (!opened_) open();
+  if (!usable()) return;
   SlotReader reader(bytes);
   receiver_.receive(reader, bytes.size());
 }
@@ -326,26 +272,26 @@ void VerbsConnection::control_ended(const Error& error) {
 }
 
 void VerbsConnection::close() {
-  if (state_ != State::open || failed_) return;
+  if (!usable()) return;
   state_ = State::closing;
   receiver_.stop();
   grants_.revoke();
   writes_.clear_waiting();
-  const auto begin = [this] {
+  const auto begin = [this]() MOOLINK_LOCKED {
     linger();
     send_queued();
   };
-  guard(begin, [this](const Error&) { finish(); });
+  guard(begin, [this](const Error&) MOOLINK_LOCKED { finish(); });
   environment_.loop.wake();  // the rest from there
 }
 
 // Queued frames leave while the peer takes them.
 void VerbsConnection::linger() {
-  timer_ = environment_.loop.at(io::now() + kLinger,
-                                [self = shared_from_this(), before = queue_.bytes()] {
-                                  if (self->queue_.bytes() >= before) return self->finish();
-                                  self->guarded([&] { self->linger(); });
-                                });
+  timer_ = environment_.loop.timer(io::now() + kLinger, [this, self = shared_from_this(),
+                                                         before = queue_.bytes()]() MOOLINK_LOCKED {
+    if (queue_.bytes() >= before) return finish();
+    guarded([this]() MOOLINK_LOCKED { linger(); });
+  });
 }
 
 // For one that fails or is being closed: whether the device has nothing of it any more.
@@ -360,7 +306,7 @@ void VerbsConnection::leave_if_done() {
   if (pairs_.idle()) finish();
 }
 
-void VerbsConnection::fail(Error error) noexcept {
+void VerbsConnection::fail(Error error, bool /*peer_dead*/) noexcept {
   if (state_ == State::closed || failed_) return;
   failed_ = true;
   failure_ = std::move(error);
@@ -370,56 +316,35 @@ void VerbsConnection::fail(Error error) noexcept {
   pairs_.stop();
   grants_.revoke();
   control_->close();
-  environment_.loop.cancel(timer_);
-  const auto drain = [this] {
-    timer_ =
-        environment_.loop.at(io::now() + kDrain, [self = shared_from_this()] { self->finish(); });
+  timer_.reset();
+  const auto drain = [this]() MOOLINK_LOCKED {
+    timer_ = environment_.loop.timer(
+        io::now() + kDrain, [this, self = shared_from_this()]() MOOLINK_LOCKED { finish(); });
   };
-  guard(drain, [this](const Error&) { finish(); });
+  guard(drain, [this](const Error&) MOOLINK_LOCKED { finish(); });
   environment_.loop.wake();
 }
 
 void VerbsConnection::finish() noexcept {
   if (state_ == State::closed || finishing_) return;
   finishing_ = true;
-  // Only the loop reports it to the handler.
-  const auto post = [this] {
-    environment_.loop.post([self = shared_from_this()] { self->end(); });
-  };
-  // If even that fails: the session notices the silence, and so does the peer.
-  guard(post, [this](const Error&) { drop(); });
+  post_end(failure_, false);
 }
 
-void VerbsConnection::end() {
-  if (state_ == State::closed) return;
-  const State was = state_;
-  drop();
+void VerbsConnection::finish_close() {
   control_->close();
-  owner_.ended(*this);
-  if (!failed_) return;
-  if (was == State::agreeing) return owner_.not_opened(*this, failure_);
-  if (was == State::open) environment_.handler.closed(*this, failure_, false);
+  ConnectionBase::finish_close();
 }
 
-void VerbsConnection::drop() {
-  if (state_ == State::closed) return;
-  state_ = State::closed;
-  receiver_.stop();
-  if (registered_) environment_.loop.remove(*this);
-  environment_.loop.cancel(timer_);
-  if (idle_timer_) environment_.loop.cancel(*std::exchange(idle_timer_, std::nullopt));
+void VerbsConnection::release() {
+  polled_.reset();
   grants_.revoke();
   pairs_.destroy();
   writes_.clear();
-  queue_.clear();
 }
 
 Error VerbsConnection::lost(const std::string& why) const {
   return with_peer(make_error(ErrorCode::peer_lost, why));
-}
-
-Error VerbsConnection::with_peer(const Error& error) const {
-  return make_error(error.code, "connection with " + peer_address_ + " closed: " + error.message);
 }
 
 }  // namespace moolink::transport::verbs

@@ -5,20 +5,21 @@
 namespace moolink::transport::verbs {
 
 std::optional<Grant> GrantedMemory::allocate(std::size_t bytes) {
-  std::optional<GrantPool::Block> block = pool_->allocate(bytes);
+  std::optional<Grant> grant = pool_->allocate(bytes);
   deregister_retired();
-  if (!block) return std::nullopt;
-  Registered& lies_in = segments_[block->place.segment];
+  if (!grant) return std::nullopt;
+  Registered& lies_in = segments_[grant->place.segment];
   if (!lies_in.region) {
-    lies_in.segment = pool_->segment(block->place.segment);
+    lies_in.segment = pool_->segment(grant->place.segment);
     lies_in.segment->close_descriptor();
     lies_in.region = device_.register_memory(lies_in.segment->data(), lies_in.segment->size(),
                                              IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   }
   if (!lies_in.region) return std::nullopt;
-  const auto address = reinterpret_cast<std::uintptr_t>(block->memory.data());
-  return Grant{{block->place.grant, lies_in.region.remote_key(), address, bytes},
-               std::move(block->memory)};
+  // The peer names the memory by its key and address.
+  grant->place.segment = lies_in.region.remote_key();
+  grant->place.offset = reinterpret_cast<std::uintptr_t>(grant->memory.data());
+  return grant;
 }
 
 void GrantedMemory::deregister_retired() {

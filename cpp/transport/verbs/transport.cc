@@ -68,6 +68,20 @@ std::vector<std::string> VerbsTransport::announced(const std::string& advertise,
   return addresses;
 }
 
+// The hosts where others reach the peer by tcp, with any port.
+std::string VerbsTransport::beside(const std::vector<std::string>& bound) const {
+  std::vector<std::string> reached;
+  for (const std::string& address : bound) {
+    const std::string same_host_and_port = from_tcp(address);
+    if (tcp::is_tcp_address(address) && !is_loopback(same_host_and_port)) {
+      reached.push_back(same_host_and_port);
+    }
+  }
+  if (reached.empty()) return {};
+  if (reached.size() > 1) return std::string(kScheme) + "*:0";
+  return reached.front().substr(0, reached.front().rfind(':')) + ":0";
+}
+
 void VerbsTransport::dial(const std::string& address) {
   refresh();
   control_.dial(to_tcp(address));
@@ -87,15 +101,17 @@ std::shared_ptr<Device> VerbsTransport::device() {
 }
 
 void VerbsTransport::watch_device() {
-  completions_watch_ = environment_.loop.watch(device_->channel()->fd, EPOLLIN,
-                                               [this](std::uint32_t) { completions_ready(); });
-  events_watch_ = environment_.loop.watch(device_->context()->async_fd, EPOLLIN,
-                                          [this](std::uint32_t) { look_at_events(); });
+  completions_watch_ =
+      environment_.loop.watch(device_->channel()->fd, EPOLLIN,
+                              [this](std::uint32_t) MOOLINK_LOCKED { completions_ready(); });
+  events_watch_ =
+      environment_.loop.watch(device_->context()->async_fd, EPOLLIN,
+                              [this](std::uint32_t) MOOLINK_LOCKED { look_at_events(); });
 }
 
 void VerbsTransport::unwatch_device() {
-  if (completions_watch_ != 0) environment_.loop.unwatch(std::exchange(completions_watch_, 0));
-  if (events_watch_ != 0) environment_.loop.unwatch(std::exchange(events_watch_, 0));
+  completions_watch_.reset();
+  events_watch_.reset();
 }
 
 // Nothing is taken here: the loop looks at every connection after each wait.
@@ -162,8 +178,8 @@ void VerbsTransport::opened(std::shared_ptr<Connection> control, const std::stri
   const std::string address = dialled.empty() ? std::string() : from_tcp(dialled);
   Connection& opened = *control;
   try {
-    auto connection = std::make_shared<VerbsConnection>(
-        environment_, static_cast<VerbsConnection::Owner&>(*this), device(), control, address);
+    auto connection =
+        std::make_shared<VerbsConnection>(environment_, *this, device(), control, address);
     connections_.emplace(opened.id(), connection);
     connection->start();
   } catch (const Exception& e) {
@@ -173,9 +189,11 @@ void VerbsTransport::opened(std::shared_ptr<Connection> control, const std::stri
                          wire::Refuse{e.error().code, e.error().message, environment_.name}));
     opened.close();
     if (address.empty()) return;
-    environment_.loop.post([this, address, error = e.error(), alive = std::weak_ptr(alive_)] {
-      if (!alive.expired()) environment_.handler.dial_failed(address, error);
-    });
+    environment_.loop.post([this, address, error = e.error(), alive = std::weak_ptr(alive_)]()
+                               MOOLINK_LOCKED {
+                                 if (!alive.expired())
+                                   environment_.handler.dial_failed(address, error);
+                               });
   }
 }
 
@@ -213,18 +231,8 @@ std::span<std::byte> VerbsTransport::chunk_target(Connection&, const wire::Chunk
 
 // --- connections
 
-void VerbsTransport::opened(VerbsConnection& connection) {
-  environment_.handler.opened(connection.shared_from_this(), connection.dialled());
-}
-
-void VerbsTransport::not_opened(VerbsConnection& connection, const Error& error) {
-  if (!connection.dialled().empty()) {
-    environment_.handler.dial_failed(connection.dialled(), error);
-  }
-}
-
-void VerbsTransport::ended(VerbsConnection& connection) {
-  connections_.erase(connection.control().id());
+void VerbsTransport::ended(wire::ConnectionId id) {
+  std::erase_if(connections_, [id](const auto& entry) { return entry.second->id() == id; });
 }
 
 // --- the end

@@ -27,7 +27,7 @@ TEST("explain: a member that has no accumulator of this name is named, and what 
   view.lineage = Uid{5, 5};
   view.members.push_back({config.instance, "a", 0, Uid{9, 9}, group::Role::member, 0});
   view.members.push_back({Uid{1, 2}, "b", 0, Uid{9, 9}, group::Role::member, 0});
-  machine.view(Time(seconds(1)), view);
+  machine.view(Time(seconds(1)), std::make_shared<const group::View>(view));
   check_says(machine, "'b' in the change to epoch 3: no accumulator 'group/model' answers there");
 }
 

@@ -57,7 +57,7 @@ TEST("ledger: a round is written once all of this member's contributions to it a
   ledger.add(kNow, HeapAllocator().allocate(8), 2, {});
   ledger.add(kNow, HeapAllocator().allocate(8), 2, {}, 0, progress);
   ledger.add_record(kNow, record(1, {1, 2}));
-  const Written written = ledger.written(record(1, {1, 2}));
+  const Written written = ledger.inputs(record(1, {1, 2})).written;
   CHECK(written.reaches(0) && !written.reaches(1));
   progress->reach(5);
   CHECK(written.reaches(5) && !written.reaches(6));
@@ -95,15 +95,15 @@ TEST("ledger: a leader who names a contribution again has no bucket of it") {
   ledger.reset(0, true);
   ledger.add(kNow, HeapAllocator().allocate(8), 2, {});
   ledger.add_record(kNow, record(1, {1}));
-  CHECK_EQ(ledger.inputs(record(1, {1})).size(), std::size_t{1});
+  CHECK_EQ(ledger.inputs(record(1, {1})).buckets.size(), std::size_t{1});
   ledger.add_record(kNow, record(2, {1}));
-  CHECK(ledger.inputs(record(2, {1})).empty());
+  CHECK(ledger.inputs(record(2, {1})).buckets.empty());
   CHECK_EQ(ledger.own().at(1).round, std::uint64_t{1});
   ledger.store(kNow, 1, HeapAllocator().allocate(8));
   ledger.set_stable(1);  // its bucket is let go, but the user has not applied its round
   ledger.add_record(kNow, record(3, {1}));
-  CHECK(ledger.inputs(record(3, {1})).empty());
-  CHECK(ledger.inputs(record(1, {1})).empty());
+  CHECK(ledger.inputs(record(3, {1})).buckets.empty());
+  CHECK(ledger.inputs(record(1, {1})).buckets.empty());
 }
 
 TEST("ledger: a contribution whose bucket was let go is dropped when its round never was") {
@@ -117,7 +117,7 @@ TEST("ledger: a contribution whose bucket was let go is dropped when its round n
   CHECK((ledger.rewind(0) == std::vector<std::uint64_t>{1}));
   CHECK(ledger.own().contains(2) && ledger.own().at(2).round == 0);  // a skip is offered again
   ledger.add_record(kNow, record(1, {1}));
-  CHECK(ledger.inputs(record(1, {1})).empty());
+  CHECK(ledger.inputs(record(1, {1})).buckets.empty());
 }
 
 TEST("ledger: a leader who tells of another batch than the member's has no bucket of it") {
@@ -127,7 +127,7 @@ TEST("ledger: a leader who tells of another batch than the member's has no bucke
   ledger.add(kNow, HeapAllocator().allocate(8), 3, {});
   const RoundRecord lie = record(1, {1, 2});  // of 2 each
   ledger.add_record(kNow, lie);
-  CHECK(ledger.inputs(lie).empty());
+  CHECK(ledger.inputs(lie).buckets.empty());
 }
 
 TEST("ledger: a newcomer keeps exactly what comes after its snapshot") {

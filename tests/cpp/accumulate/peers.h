@@ -21,8 +21,10 @@ inline constexpr std::size_t kChunks = 40;
 // that a test says when they go on.
 class Peers {
  public:
+  // Each machine is on its own host, except that `neighbours` machines share the leader's host.
   explicit Peers(std::size_t count, std::uint64_t set_after_flush = 0,
-                 std::size_t backlog_bytes = Machine::Config{}.backlog_bytes) {
+                 std::size_t backlog_bytes = Machine::Config{}.backlog_bytes,
+                 std::size_t neighbours = 0) {
     for (std::size_t i = 0; i < count; ++i) {
       Machine::Config config;
       config.group = "g";
@@ -32,12 +34,13 @@ class Peers {
       config.chunk_bytes = kChunk;
       config.backlog_bytes = backlog_bytes;
       machines_.push_back(std::make_unique<Machine>(config));
-      view_.members.push_back({config.instance, config.name, 0, Uid{9, 9}, group::Role::member, 0});
+      const Uid host{9, i <= neighbours ? 1 : i + 1};
+      view_.members.push_back({config.instance, config.name, 0, host, group::Role::member, 0});
     }
     machines_[0]->set_model_version(7);  // leads, and the others need its state
     view_.epoch = 1;
     view_.lineage = Uid{5, 5};
-    for (auto& machine : machines_) machine->view(now_, view_);
+    for (auto& machine : machines_) machine->view(now_, std::make_shared<const group::View>(view_));
     if (set_after_flush > 0) machines_[0]->set_model_version(set_after_flush);
     settle();
   }
@@ -67,6 +70,8 @@ class Peers {
   // The number of views that machines asked for.
   std::size_t demotions() const { return demotions_; }
   std::size_t warnings() const { return warnings_; }
+  // The leader's last description of a snapshot.
+  const SnapshotInfo& described() const { return described_; }
   // Messages that let a member free the snapshot that it holds.
   std::size_t snapshots_over() const { return snapshots_over_; }
   void pass(Duration duration) {
@@ -104,6 +109,13 @@ class Peers {
     for (auto& machine : machines_) machine->tick(now_);
     settle();
   }
+  void user_comes(std::size_t index) {
+    now_ += seconds(1);
+    machines_[index]->user_active(now_);
+    settle();
+    for (auto& machine : machines_) machine->tick(now_);
+    settle();
+  }
   void contribute(std::size_t index) {
     machines_[index]->offer(now_, HeapAllocator().allocate(kBucketBytes), 1, {});
     settle();
@@ -126,19 +138,19 @@ class Peers {
     ++view_.epoch;
     group::View alone = view_;
     alone.members = {view_.members[index]};
-    machines_[index]->view(now_, alone);
+    machines_[index]->view(now_, std::make_shared<const group::View>(alone));
     settle();
   }
   // Another epoch of the same members.
   void change_epoch() {
     ++view_.epoch;
-    for (auto& machine : machines_) machine->view(now_, view_);
+    for (auto& machine : machines_) machine->view(now_, std::make_shared<const group::View>(view_));
     settle();
   }
   // Another epoch, which only this peer enters.
   void enter_alone(std::size_t index) {
     ++view_.epoch;
-    machines_[index]->view(now_, view_);
+    machines_[index]->view(now_, std::make_shared<const group::View>(view_));
     settle();
   }
   // Offers a bucket that is written up to `progress`; returns the contribution's number.
@@ -147,6 +159,10 @@ class Peers {
                                                     {}, std::move(progress));
     settle();
     return k;
+  }
+  void written(std::size_t index, std::uint64_t k) {
+    machines_[index]->written(now_, k);
+    settle();
   }
   void withdraw(std::size_t index, std::uint64_t k) {
     machines_[index]->withdraw(now_, k);
@@ -207,6 +223,9 @@ class Peers {
     if (mail.send.service == kAccumulateService) {
       const auto envelope = wire::decode<Envelope>(mail.send.payload.body);
       if (std::holds_alternative<SnapshotOver>(envelope.message)) ++snapshots_over_;
+      if (const auto* ready = std::get_if<SnapshotReady>(&envelope.message)) {
+        described_ = ready->info;
+      }
     }
     for (std::size_t to = 0; to < size(); ++to) {
       if (view_.members[to].instance != mail.send.instance) continue;
@@ -224,6 +243,7 @@ class Peers {
   std::map<std::size_t, std::string> failures_;
   std::size_t demotions_ = 0;
   std::size_t warnings_ = 0;
+  SnapshotInfo described_;
   std::size_t snapshots_over_ = 0;
   std::size_t reductions_ = 0;
   bool reduces_ = true;

@@ -27,7 +27,9 @@ Buffer bytes(std::size_t size) {
 
 HeldSnapshot snapshot() {
   wire::Payload state{bytes(300), {bytes(5000), Buffer(), bytes(1024)}};
-  return {describe({3, 17}, 0, state, 1024), state};
+  HeldSnapshot held(describe({3, 17}, 0, state, 1024), state);
+  held.add_checksums();
+  return held;
 }
 
 SnapshotFetch make_fetch() { return {{3, 17}, std::make_shared<HeapAllocator>(), seconds(1)}; }
@@ -127,11 +129,16 @@ TEST("snapshot: a parent whose chunks never fit is given up, and for nobody else
 }
 
 TEST("snapshot: a description that does not fit itself is refused before memory is taken") {
-  for (int kind = 0; kind < 3; ++kind) {
+  for (int kind = 0; kind < 4; ++kind) {
     SnapshotInfo info = snapshot().info();
     if (kind == 0) info.segments[0] = std::uint64_t{1} << 60;
     if (kind == 1) info.chunk_bytes = 0;
     if (kind == 2) info.crc32c.pop_back();
+    if (kind == 3) {
+      info.segments[0] = std::uint64_t{1} << 30;
+      info.chunk_bytes = 1;
+      info.crc32c.clear();
+    }
     SnapshotFetch fetch = make_fetch();
     CHECK_THROWS(fetch.set_info(Time(seconds(1)), info), ErrorCode::wire);
   }

@@ -10,8 +10,9 @@ namespace {
 using namespace moolink;
 using namespace moolink::accumulate;
 
-TEST("transfer: the leader sends a snapshot twice, and newcomers hand it on while it comes") {
-  Peers peers(8);
+// Eight members, on eight hosts or on one.
+void hand_on(std::size_t neighbours) {
+  Peers peers(8, 0, Machine::Config{}.backlog_bytes, neighbours);
   peers.users_come();
   CHECK(peers[0].wants_state().has_value());
   const Buffer bytes = state_bytes();
@@ -32,6 +33,48 @@ TEST("transfer: the leader sends a snapshot twice, and newcomers hand it on whil
     CHECK(std::memcmp(state->state.body.data(), bytes.data(), bytes.size()) == 0);
   }
   CHECK_EQ(relayed, 5 * kChunks);
+}
+
+TEST("transfer: the leader sends a snapshot twice, and newcomers hand it on while it comes") {
+  hand_on(0);
+}
+
+TEST("transfer: newcomers hand a snapshot on within a host, too") { hand_on(7); }
+
+TEST("transfer: two promises of one version hand on the same bytes") {
+  Peers peers(3, 0, Machine::Config{}.backlog_bytes, 2);
+  peers.user_comes(1);
+  peers.pass(milliseconds(250));  // others might have asked, too
+  CHECK(peers[0].wants_state().has_value());
+  const Buffer bytes = state_bytes();
+  peers.give_state(bytes);
+  CHECK(peers.transfer());
+  peers.user_comes(2);
+  peers.pass(milliseconds(250));
+  CHECK(peers[0].wants_state().has_value());
+  const MutableBuffer others = HeapAllocator().allocate(bytes.size());
+  std::memset(others.data(), 7, others.size());
+  peers.transfer_state(others);
+  for (std::size_t i = 1; i < peers.size(); ++i) {
+    const auto state = peers[i].new_state();
+    CHECK(state.has_value() && state->version == 7);
+    CHECK(std::memcmp(state->state.body.data(), bytes.data(), bytes.size()) == 0);
+  }
+}
+
+TEST("transfer: a snapshot has checksums once a member on another host needs it") {
+  for (const std::size_t neighbours : {1, 2}) {
+    Peers peers(3, 0, Machine::Config{}.backlog_bytes, neighbours);
+    peers.users_come();
+    const Buffer bytes = state_bytes();
+    peers.transfer_state(bytes);
+    CHECK_EQ(peers.described().crc32c.size(), neighbours == 2 ? 0 : kChunks);
+    for (std::size_t i = 1; i < peers.size(); ++i) {
+      const auto state = peers[i].new_state();
+      CHECK(state.has_value());
+      CHECK(std::memcmp(state->state.body.data(), bytes.data(), bytes.size()) == 0);
+    }
+  }
 }
 
 TEST("transfer: rounds go on while a snapshot is on its way, and the newcomer has them all") {
@@ -213,6 +256,34 @@ TEST("rounds: a withdrawn contribution is in no round, and its round begins agai
       CHECK(one.instance != (Uid{1, 2}) || one.k != k);
     }
   }
+}
+
+TEST("rounds: a contribution that is written for too long holds up one epoch only") {
+  Peers peers(2);
+  peers.share_state(state_bytes());
+  peers.hold_reductions();
+  const auto progress = std::make_shared<Progress>();
+  const std::uint64_t k = peers.contribute_unwritten(1, progress);
+  CHECK_EQ(peers.reductions(), 2U);
+  peers.pass(seconds(9));
+  CHECK_EQ(peers.demotions(), 0U);
+  peers.pass(seconds(2));
+  CHECK_EQ(peers.demotions(), 1U);
+  peers.hold_reductions(false);
+  peers.change_epoch();
+  peers.contribute(0);
+  for (const std::size_t i : {0, 1}) {
+    const auto others = peers[i].next_result();
+    CHECK(others && others->record.contributions.front().instance == (Uid{1, 1}));
+  }
+  peers.apply(0);
+  peers.apply(1);
+  progress->reach(kBucketBytes);
+  peers.written(1, k);
+  const auto round = peers[0].next_result();
+  CHECK(round && round->record.contributions.front().k == k);
+  peers.written(1, k);  // once is enough
+  CHECK(!peers[0].next_result() || peers[0].next_result()->number() == 9);
 }
 
 }  // namespace

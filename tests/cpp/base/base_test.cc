@@ -3,7 +3,6 @@
 #include "base/random.h"
 #include "base/streaming_copy.h"
 #include "base/uid.h"
-#include "base/utf8.h"
 #include "check.h"
 
 #include <algorithm>
@@ -63,18 +62,6 @@ TEST("names: control characters of one byte and of two are none, and shown as on
                        "b\x1b\xc2\xa0"),
            std::string("a??b?\xc2\xa0"));
   CHECK_EQ(in_one_line("\xc2"), std::string("\xc2"));
-}
-
-TEST("utf8: well-formed texts, and all ways to be ill-formed") {
-  for (const char* good :
-       {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\x9f\xbf"}) {
-    CHECK(is_utf8(good));
-  }
-  for (const char* bad :
-       {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
-        "\xf0\x80\x80\x80", "a\xe2\x82", "\xc3(", "\xf5\x80\x80\x80"}) {
-    CHECK(!is_utf8(bad));
-  }
 }
 
 }  // namespace moolink

@@ -126,6 +126,10 @@ TEST("a change of epoch fails what is unfinished, or starts it again with the sa
 }
 
 // What one engine wants done of one kind.
+SharedMembers members_of(std::uint64_t epoch, std::vector<EpochMembers::Member> members) {
+  return std::make_shared<const EpochMembers>(epoch, std::move(members));
+}
+
 template <class Action>
 std::vector<Action> take(Engine& engine) {
   std::vector<Action> taken;
@@ -137,9 +141,7 @@ std::vector<Action> take(Engine& engine) {
 
 TEST("arithmetic of an earlier run of a retried operation is not taken for the new one's") {
   Engine engine({"group", Uid{1, 1}, nullptr});
-  const auto members = [](std::uint64_t epoch) {
-    return Engine::Members{epoch, {{1, 1}}, {"peer-0"}};
-  };
+  const auto members = [](std::uint64_t epoch) { return members_of(epoch, {{{1, 1}, "peer-0"}}); };
   Engine::Options retry;
   retry.retry = true;
   for (const bool lent : {false, true}) {  // lent inputs are copied first, by a task too
@@ -174,10 +176,10 @@ TEST("a value combined for an earlier run of a retried operation is not the new 
   Engine engine({"group", Uid{1, 1}, nullptr});
   Engine::Options retry;
   retry.retry = true;
-  engine.set_members({1, {{1, 1}}, {"peer-0"}}, {});
+  engine.set_members(members_of(1, {{{1, 1}, "peer-0"}}), {});
   engine.start_value("x", {wire::encode(std::string("mine")), {}}, retry);
   const auto old = take<Engine::Combine>(engine);
-  engine.set_members({2, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}}, {});
+  engine.set_members(members_of(2, {{{1, 1}, "peer-0"}, {{1, 2}, "peer-1"}}), {});
   CHECK_EQ(old.size(), std::size_t{1});
   engine.combined(old[0].op, old[0].run, old[0].payloads[0]);
   CHECK(take<Engine::Done>(engine).empty());
@@ -303,7 +305,7 @@ TEST("who only waits for another asks there why, and all are told whose start is
 
 TEST("what failed before it was started here keeps a note, and not its data") {
   // Room for one piece of 40 KB at a time: rank 0 has not started any of them.
-  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  const auto both = members_of(1, {{{1, 1}, "peer-0"}, {{1, 2}, "peer-1"}});
   Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
   Engine there({"group", Uid{1, 2}, nullptr});
   here.set_members(both, {});
@@ -327,12 +329,11 @@ TEST("what failed before it was started here keeps a note, and not its data") {
 }
 
 TEST("frames of one that is no member are not kept, whatever their number") {
-  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  const auto both = members_of(1, {{{1, 1}, "peer-0"}, {{1, 2}, "peer-1"}});
   Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
   Engine stranger({"group", Uid{1, 2}, nullptr});
   stranger.set_members(both, {});
-  both.instances[1] = {1, 3};
-  here.set_members(both, {});
+  here.set_members(members_of(1, {{{1, 1}, "peer-0"}, {{1, 3}, "peer-1"}}), {});
   for (int n = 0; n < 1000; ++n) {
     stranger.start("x", floats(1), {buffer(std::vector<float>{1})}, {});
     for (const auto& send : take<Engine::Send>(stranger)) here.received({1, 2}, send.payload);
@@ -343,7 +344,7 @@ TEST("frames of one that is no member are not kept, whatever their number") {
 }
 
 TEST("frames without data are counted, too") {
-  Engine::Members both{1, {{1, 1}, {1, 2}}, {"peer-0", "peer-1"}};
+  const auto both = members_of(1, {{{1, 1}, "peer-0"}, {{1, 2}, "peer-1"}});
   Engine here({"group", Uid{1, 1}, nullptr, std::size_t{100} << 10});
   Engine there({"group", Uid{1, 2}, nullptr});
   here.set_members(both, {});
@@ -363,7 +364,7 @@ wire::Payload frame(std::string name, decltype(Frame::content) content,
 
 TEST("a failure that says no error is one") {
   Engine engine({"group", Uid{1, 2}, nullptr});
-  engine.set_members({1, {{1, 1}, {1, 2}}, {"liar", "honest"}, true, {}}, {});
+  engine.set_members(members_of(1, {{{1, 1}, "liar", {2, 1}}, {{1, 2}, "honest", {2, 1}}}), {});
   engine.use_shared_memory(1);
   Engine::Options options;
   options.output = HeapAllocator().allocate(400000);
@@ -386,7 +387,7 @@ TEST("names of what comes early are counted, and what is not kept is not answere
   Engine::Config config{"group", Uid{1, 2}, nullptr};
   config.early_bytes = std::size_t{1} << 20;
   Engine engine(config);
-  engine.set_members({1, {{1, 1}, {1, 2}}, {"liar", "honest"}, true, {}}, {});
+  engine.set_members(members_of(1, {{{1, 1}, "liar", {2, 1}}, {{1, 2}, "honest", {2, 1}}}), {});
   const Buffer part = HeapAllocator().allocate(2 << 20);
   std::size_t answers = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -445,6 +446,16 @@ TEST("wrong use is refused where it happens") {
   OpSpec ranks = floats(1);
   ranks.contributors = {0, 2};
   CHECK_THROWS(members.start(0, "x", ranks, {one}), ErrorCode::invalid_argument);
+  ranks.contributors = {1, 1};
+  CHECK_THROWS(members.start(0, "x", ranks, {}), ErrorCode::invalid_argument);
+  ranks.contributors = {1};
+  CHECK_THROWS(members.start(0, "x", ranks, {one}), ErrorCode::invalid_argument);
+  CHECK_THROWS(members.start(0, "x", floats(1, ReduceOp::bit_and), {one}),
+               ErrorCode::invalid_argument);
+  OpSpec from = floats(1);
+  from.kind = Kind::broadcast;
+  from.root = 2;
+  CHECK_THROWS(members.start(0, "x", from, {one}), ErrorCode::invalid_argument);
   Engine alone({"group", Uid{9, 9}, nullptr, 0});
   CHECK_THROWS(alone.start("x", floats(1), {one}, {}), ErrorCode::closed);
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collective/engine.h"
-#include "collective/hosts.h"
+#include "collective/epoch_members.h"
 #include "collective/members.h"
 
 namespace hosts_test {

@@ -2,6 +2,7 @@
 
 // Engines of several members, and what is under way between them, for tests.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -40,18 +41,21 @@ class Members {
   // `hosts`: each one's, by number; empty: all are on one.
   explicit Members(std::size_t count, std::uint64_t seed = 1,
                    const std::vector<std::uint64_t>& hosts = {},
-                   std::vector<std::uint32_t> observers = {})
+                   const std::vector<std::uint32_t>& observers = {})
       : random_(seed) {
-    members_.observers = std::move(observers);
-    for (const std::uint64_t host : hosts) members_.host_keys.push_back({2, host});
-    for (std::size_t i = 0; i < count; ++i) {
-      members_.instances.push_back({1, i + 1});
-      members_.names.push_back("peer-" + std::to_string(i));
+    std::vector<EpochMembers::Member> list;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const bool observes = std::ranges::find(observers, i) != observers.end();
+      list.push_back({{1, i + 1},
+                      "peer-" + std::to_string(i),
+                      hosts.empty() ? Uid{} : Uid{2, hosts[i]},
+                      observes});
       Engine::Config config;
       config.scope = "group";
-      config.self = members_.instances[i];
+      config.self = list[i].instance;
       engines_.push_back(std::make_unique<Engine>(std::move(config)));
     }
+    members_ = EpochMembers(1, std::move(list));
     enter(1);
   }
 
@@ -62,7 +66,7 @@ class Members {
     reason.message = "epoch " + std::to_string(epoch);
     for (std::size_t i = 0; i < engines_.size(); ++i) {
       if (only && *only != i) continue;
-      engines_[i]->set_members(members_, reason);
+      engines_[i]->set_members(std::make_shared<const EpochMembers>(members_), reason);
       drain(i);
     }
   }
@@ -100,12 +104,9 @@ class Members {
 
   // Those of each host share a segment of this epoch; without hosts, all of them one.
   void share_memory() {
-    const std::vector<Uid> one(engines_.size(), Uid{2, 1});
-    const Hosts hosts =
-        hosts_of(members_.host_keys.empty() ? one : members_.host_keys, members_.observers);
     pipelines_.clear();
     pipelines_.resize(engines_.size());
-    for (const std::vector<std::uint32_t>& ranks : hosts.ranks) {
+    for (const std::vector<std::uint32_t>& ranks : members_.hosts.ranks) {
       const PipelineLayout layout{members_.epoch, static_cast<std::uint32_t>(ranks.size()), 2,
                                   kWindowBytes};
       const MutableBuffer segment = HeapAllocator().allocate(PipelineSegment::bytes_of(layout));
@@ -147,14 +148,14 @@ class Members {
       const wire::Payload payload = std::move(wire_[pair].front());
       wire_[pair].pop_front();
       CHECK_EQ(wire::Reader(payload.body).text(), "group");
-      engines_[pair.second]->received(members_.instances[pair.first], payload);
+      engines_[pair.second]->received(members_[pair.first].instance, payload);
       drain(pair.second);
     }
   }
 
   // As if that member had sent it.
   void receive(std::size_t i, std::size_t from, const wire::Payload& payload) {
-    engines_[i]->received(members_.instances[from], payload);
+    engines_[i]->received(members_[from].instance, payload);
     drain(i);
   }
 
@@ -186,10 +187,9 @@ class Members {
     for (auto& action : engines_[i]->take_actions()) {
       if (auto* send = std::get_if<Engine::Send>(&action)) {
         for (std::size_t j = 0; j < engines_.size(); ++j) {
-          if (members_.instances[j] != send->instance) continue;
+          if (members_[j].instance != send->instance) continue;
           wire_[{i, j}].push_back(send->payload);
-          const bool leaves =
-              !members_.host_keys.empty() && members_.host_keys[i] != members_.host_keys[j];
+          const bool leaves = members_[i].host_key != members_[j].host_key;
           for (const Buffer& part : send->payload.parts) between_hosts_[i] += leaves * part.size();
         }
       } else if (auto* sum = std::get_if<Engine::Sum>(&action)) {
@@ -216,7 +216,7 @@ class Members {
 
   Random random_;
   HeapAllocator heap_;
-  Engine::Members members_;
+  EpochMembers members_;
   std::vector<std::unique_ptr<SharedPipeline>> pipelines_;
   std::size_t passed_ = 0;
   std::map<std::size_t, std::size_t> between_hosts_;  // by sender

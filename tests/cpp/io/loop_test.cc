@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -42,8 +43,7 @@ TEST("timers run in order, once, and cancelled ones never") {
   const Time start = now();
   engine.loop.at(start + milliseconds(3), [&] { order.push_back(3); });
   engine.loop.at(start + milliseconds(1), [&] { order.push_back(1); });
-  const auto never = engine.loop.at(start + milliseconds(2), [&] { order.push_back(2); });
-  engine.loop.cancel(never);
+  engine.loop.timer(start + milliseconds(2), [&] { order.push_back(2); }).reset();
   while (now() < start + milliseconds(10)) engine.turn(milliseconds(10));
   CHECK((order == std::vector<int>{1, 3}));
   CHECK(engine.loop.next_timer() == kNever);
@@ -56,8 +56,8 @@ TEST("one that throws keeps no other from running, and its reason is told") {
   std::vector<std::string> failures;
   int runs = 0;
   engine.loop.on_failure([&](const char* reason) { failures.emplace_back(reason); });
-  engine.loop.watch(one.read.get(), EPOLLIN | EPOLLET,
-                    [](std::uint32_t) { throw std::runtime_error("watch"); });
+  const auto watch = engine.loop.watch(one.read.get(), EPOLLIN | EPOLLET,
+                                       [](std::uint32_t) { throw std::runtime_error("watch"); });
   engine.loop.at(now(), [] { throw std::runtime_error("timer"); });
   engine.loop.at(now(), [&] { ++runs; });
   engine.loop.post([] { throw std::runtime_error("work"); });
@@ -72,12 +72,12 @@ TEST("a callback may remove a watch whose event is already there") {
   Pipe one;
   Pipe two;
   int calls = 0;
-  Loop::WatchId first = 0;
-  Loop::WatchId second = 0;
+  Loop::Watch first;
+  Loop::Watch second;
   const auto ready = [&](std::uint32_t) {
     ++calls;
-    engine.loop.unwatch(first);
-    engine.loop.unwatch(second);
+    first.reset();
+    second.reset();
   };
   first = engine.loop.watch(one.read.get(), EPOLLIN, ready);
   second = engine.loop.watch(two.read.get(), EPOLLIN, ready);
@@ -86,6 +86,38 @@ TEST("a callback may remove a watch whose event is already there") {
   engine.turn(seconds(5));
   engine.turn(Duration::zero());
   CHECK_EQ(calls, 1);
+}
+
+TEST("a watch or timer ends when its owner is destroyed or gets another") {
+  Engine engine;
+  Pipe one;
+  one.fill();
+  int ran = 0;
+  auto timer = engine.loop.timer(now(), [&] { ran += 1; });
+  timer = engine.loop.timer(now(), [&] { ran += 10; });
+  {
+    auto ended = engine.loop.watch(one.read.get(), EPOLLIN, [&](std::uint32_t) { ran += 100; });
+    const auto owner = std::move(ended);
+  }
+  engine.turn(Duration::zero());
+  CHECK_EQ(ran, 10);
+}
+
+TEST("a callback that owns its own watch or timer is destroyed with the loop") {
+  struct Owner {
+    Loop::Watch watch;
+    Loop::Timer timer;
+  };
+  const Pipe one;
+  std::weak_ptr<Owner> owner;
+  {
+    Engine engine;
+    const auto made = std::make_shared<Owner>();
+    made->watch = engine.loop.watch(one.read.get(), EPOLLIN, [made](std::uint32_t) {});
+    made->timer = engine.loop.timer(now() + seconds(60), [made] {});
+    owner = made;
+  }
+  CHECK(owner.expired());
 }
 
 TEST("posted work and wake end the wait of another thread") {
@@ -125,13 +157,13 @@ TEST("a pollable is taken before sleeping and told of both") {
     void awake() override { ++woken; }
   } ring;
   Engine engine;
-  engine.loop.add(ring);
+  auto polled = engine.loop.add(ring);
   ring.items = 3;
   engine.turn(seconds(30));  // does not sleep: there is something
   CHECK_EQ(ring.taken, 3);
   CHECK_EQ(ring.slept, 1);
   CHECK_EQ(ring.woken, 1);
-  engine.loop.remove(ring);
+  polled.reset();
   ring.items = 1;
   engine.turn(Duration::zero());
   CHECK_EQ(ring.taken, 3);

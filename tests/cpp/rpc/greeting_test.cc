@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.h"
+#include "rpc/authenticator.h"
 #include "rpc/joined.h"
-#include "rpc/policy.h"
 
 namespace moolink::rpc {
 namespace {
@@ -17,11 +17,11 @@ crypto::Key token(int byte) {
   return key;
 }
 
-Policy holder(std::vector<crypto::Key> keys, int seed = 1) {
-  return Policy(crypto::Keyring(std::move(keys)), "a test", token(seed).secret);
+Authenticator holder(std::vector<crypto::Key> keys, int seed = 1) {
+  return Authenticator(crypto::Keyring(std::move(keys)), "a test", token(seed).secret);
 }
 
-bool meet(const Policy& server, const Policy& client) {
+bool meet(const Authenticator& server, const Authenticator& client) {
   Joined pair(server, client);
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(1));
@@ -36,15 +36,15 @@ bool meet(const Policy& server, const Policy& client) {
 }
 
 TEST("who holds a common key meets, whoever dials; nobody else does") {
-  const Policy job = holder({token(1)});
-  const Policy other = holder({token(2)});
-  const Policy both = holder({token(2), token(1)});
-  const Policy new_first = holder({token(2), token(3)});
-  const Policy a = holder({token(1).of_group("a")});
-  const Policy b = holder({token(1).of_group("b")});
-  const Policy a_both = holder({token(2).of_group("a"), token(1).of_group("a")});
-  const Policy open;
-  const auto either_way = [](const Policy& x, const Policy& y) {
+  const Authenticator job = holder({token(1)});
+  const Authenticator other = holder({token(2)});
+  const Authenticator both = holder({token(2), token(1)});
+  const Authenticator new_first = holder({token(2), token(3)});
+  const Authenticator a = holder({token(1).of_group("a")});
+  const Authenticator b = holder({token(1).of_group("b")});
+  const Authenticator a_both = holder({token(2).of_group("a"), token(1).of_group("a")});
+  const Authenticator open;
+  const auto either_way = [](const Authenticator& x, const Authenticator& y) {
     const bool met = meet(x, y);
     CHECK_EQ(meet(y, x), met);
     return met;
@@ -58,8 +58,8 @@ TEST("who holds a common key meets, whoever dials; nobody else does") {
 }
 
 TEST("both sides are told which keys differ, and whose; neither is told the other's files") {
-  const Policy right = holder({token(1)});
-  const Policy wrong = holder({token(2)});
+  const Authenticator right = holder({token(1)});
+  const Authenticator wrong = holder({token(2)});
   Joined pair(right, wrong);
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(3));
@@ -75,8 +75,8 @@ TEST("both sides are told which keys differ, and whose; neither is told the othe
 }
 
 TEST("one insecure side is named") {
-  const Policy secure = holder({token(1)});
-  const Policy open;
+  const Authenticator secure = holder({token(1)});
+  const Authenticator open;
   Joined pair(secure, open);
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(1));
@@ -86,8 +86,8 @@ TEST("one insecure side is named") {
 }
 
 TEST("functions of a group are not there for peers of another") {
-  const Policy job = holder({token(1)});
-  const Policy a = holder({token(1).of_group("a")});
+  const Authenticator job = holder({token(1)});
+  const Authenticator a = holder({token(1).of_group("a")});
   Joined pair(job, a);
   pair.server.node.define("of a", "a");
   pair.server.node.define("of b", "b");
@@ -129,8 +129,8 @@ wire::Hello greeting_of(const std::string& name, Uid instance) {
 }
 
 TEST("a stranger hears a proof that it cannot use, and nothing of names and sessions") {
-  const Policy job = holder({token(1)});
-  const Policy same = holder({token(1)}, 2);
+  const Authenticator job = holder({token(1)});
+  const Authenticator same = holder({token(1)}, 2);
   Joined pair(job, same);  // "client" is connected
   wire::Hello stranger = greeting_of("client", {2, 20});
   stranger.keys = {token(1).identity()};
@@ -153,20 +153,20 @@ TEST("a stranger hears a proof that it cannot use, and nothing of names and sess
 }
 
 // The greeting of a peer that speaks another range of versions, on a fresh connection.
-wire::Frame greeting_of_versions(std::uint32_t oldest, std::uint32_t newest, const Policy& policy,
-                                 wire::Hello& hello) {
+wire::Frame greeting_of_versions(std::uint32_t oldest, std::uint32_t newest,
+                                 const Authenticator& authenticator, wire::Hello& hello) {
   hello = greeting_of("client", {2, 20});
   hello.wire_min = oldest;
   hello.wire_max = newest;
   hello.features = ~std::uint64_t{0};
   hello.later.bytes.assign(100, std::byte{0xff});
-  policy.introduce(hello, 1);
+  authenticator.introduce(hello, 1);
   return wire::make_frame(wire::FrameType::hello, hello);
 }
 
 TEST("a peer of the next version proves itself with fields that this one does not know") {
-  const Policy job = holder({token(1)});
-  const Policy same = holder({token(1)}, 2);
+  const Authenticator job = holder({token(1)});
+  const Authenticator same = holder({token(1)}, 2);
   for (const bool damaged : {false, true}) {
     User server("server", job, {1, 10});
     server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
@@ -175,7 +175,7 @@ TEST("a peer of the next version proves itself with fields that this one does no
         greeting_of_versions(wire::kVersion, wire::kVersion + 1, same, dialler);
     std::vector<wire::Frame> heard = answers(server, 77, hello);
     CHECK_EQ(heard.size(), 1u);
-    const wire::Hello acceptor = wire::decode_hello(heard.at(0).control, Limits{});
+    const wire::Hello acceptor = wire::decode_hello(heard.at(0).control);
     wire::Hello welcome = dialler;
     if (damaged) dialler.later.bytes.front() = std::byte{0};  // the proof covers them
     const wire::Channel channel{wire::PathKind::tcp, {}};
@@ -188,7 +188,7 @@ TEST("a peer of the next version proves itself with fields that this one does no
 }
 
 TEST("a peer without a common version is refused, and hears which versions both speak") {
-  const Policy open;
+  const Authenticator open;
   const auto refusal_of = [&](std::uint32_t oldest, std::uint32_t newest) {
     User server("server", open, {1, 10});
     server.node.opened(Time{seconds(200)}, 77, wire::PathKind::tcp, {}, "");
@@ -206,7 +206,7 @@ TEST("a peer without a common version is refused, and hears which versions both 
 }
 
 TEST("a proof made for one connection is good on no other, though every frame is carried over") {
-  const Policy job = holder({token(1)});
+  const Authenticator job = holder({token(1)});
   wire::PathTraits one;
   wire::PathTraits other;
   one.binding.fill(std::byte{1});
@@ -223,7 +223,7 @@ TEST("a proof made for one connection is good on no other, though every frame is
 }
 
 TEST("who is refused by the path itself hears of it at once, and so does the other side's log") {
-  const Policy job = holder({token(1)});
+  const Authenticator job = holder({token(1)});
   Joined pair(job, job, {}, {wire::PathKind::tcp}, {{}, {}, true});
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
   pair.pass(seconds(1));
@@ -240,7 +240,7 @@ TEST("who is refused by the path itself hears of it at once, and so does the oth
 }
 
 TEST("calls end with a refusal once every address that the user requested refuses") {
-  const Policy open;
+  const Authenticator open;
   User user("client", open, {2, 20});
   const Time now{seconds(100)};
   user.node.connect(now, "tcp://10.0.0.1:1");
@@ -259,8 +259,8 @@ TEST("calls end with a refusal once every address that the user requested refuse
 }
 
 TEST("a nonce is never the same twice, and is no function of the one before") {
-  const Policy one = holder({token(1)}, 1);
-  const Policy two = holder({token(1)}, 2);
+  const Authenticator one = holder({token(1)}, 1);
+  const Authenticator two = holder({token(1)}, 2);
   wire::Hello a, b, c;
   one.introduce(a, 1);
   one.introduce(b, 2);

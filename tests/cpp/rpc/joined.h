@@ -16,7 +16,7 @@
 namespace moolink::rpc {
 
 struct User {
-  User(const std::string& name, const Policy& policy, Uid instance, Uid host = {})
+  User(const std::string& name, const Authenticator& authenticator, Uid instance, Uid host = {})
       : node(
             [&] {
               Config config;
@@ -25,7 +25,7 @@ struct User {
               config.name = name;
               return config;
             }(),
-            allocator, policy, instance.low) {}
+            allocator, authenticator) {}
 
   HeapAllocator allocator;
   Node node;
@@ -56,15 +56,15 @@ struct Way {
 
 // A server "server" and a client "client" that dials it; every handler returns its arguments.
 struct Joined {
-  Joined(const Policy& server_policy, const Policy& client_policy,
-         std::vector<std::string> server_addresses = {},
+  Joined(const Authenticator& server_authenticator, const Authenticator& client_authenticator,
+         const std::vector<std::string>& server_addresses = {},
          std::vector<wire::PathKind> client_paths = {wire::PathKind::shm, wire::PathKind::tcp},
          Way the_way = {})
-      : server("server", server_policy, {1, 10}, the_way.server_host),
-        client("client", client_policy, {2, 20}),
+      : server("server", server_authenticator, {1, 10}, the_way.server_host),
+        client("client", client_authenticator, {2, 20}),
         way(the_way) {
     server.node.define("echo");
-    server.node.listening(std::move(server_addresses));
+    server.node.listening(server_addresses);
     client.node.set_paths(std::move(client_paths));
     client.node.connect(now, "tcp://10.0.0.1:1");
     pass(milliseconds(10));

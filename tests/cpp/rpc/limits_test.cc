@@ -145,11 +145,11 @@ struct Pair {
 
   std::size_t client_window;
   Time now{seconds(100)};
-  Policy open;
+  Authenticator open;
   LimitedAllocator server_memory;
   LimitedAllocator client_memory;
-  Node server{server_config(), server_memory, open, 1};
-  Node client{client_config(client_window), client_memory, open, 2};
+  Node server{server_config(), server_memory, open};
+  Node client{client_config(client_window), client_memory, open};
   ConnectionId connection = 0;
   bool connected = false;
   bool lose_windows = false;        // of the server
@@ -168,13 +168,13 @@ TEST("a message over the limits is refused when it is kept for a peer, not when 
   Config config = client_config(16);
   config.limits.max_parts = 2;
   HeapAllocator allocator;
-  const Policy open;
-  Node client(config, allocator, open, 2);
+  const Authenticator open;
+  Node client(config, allocator, open);
   const Time now{seconds(100)};
   const wire::Payload most{{}, std::vector<Buffer>(1)};  // its body is a part, too
   const wire::Payload more{{}, std::vector<Buffer>(2)};
-  client.send_service_to_name(now, "server", Service::group, most);
-  CHECK_THROWS((client.send_service_to_name(now, "server", Service::group, more), 0),
+  client.send_service_to(now, {}, "server", Service::group, most);
+  CHECK_THROWS((client.send_service_to(now, {}, "server", Service::group, more), 0),
                ErrorCode::invalid_argument);
   CHECK_THROWS((client.send_service_to(now, {1, 10}, "server", Service::group, more), 0),
                ErrorCode::invalid_argument);
@@ -296,7 +296,8 @@ TEST("a peer that makes up addresses of another has a few of them dialled") {
       message.found->addresses.push_back("tcp://10.1." + std::to_string(i) + "." +
                                          std::to_string(k) + ":1");
     }
-    pair.client.send_service(pair.now, {1, 10}, Service::directory, {wire::encode(message), {}});
+    pair.client.send_service_to(pair.now, {1, 10}, "server", Service::directory,
+                                {wire::encode(message), {}});
     pair.pass(milliseconds(10));
   }
   pair.pass(seconds(10));
@@ -310,12 +311,14 @@ TEST("a service message that there is no memory for loses the session, not the m
   const auto say = [&](std::size_t bytes) {
     wire::Payload payload;
     payload.parts.push_back(pair.client_memory.allocate(bytes));
-    return pair.client.send_service(pair.now, {1, 10}, Service::collective, std::move(payload));
+    CHECK_EQ(pair.client.peers(pair.now).size(), 1u);
+    pair.client.send_service_to(pair.now, {1, 10}, "server", Service::collective,
+                                std::move(payload));
   };
-  CHECK(say(90000));
+  say(90000);
   pair.pass(milliseconds(50));
   CHECK(pair.server_lost.empty());
-  CHECK(say(1000000));
+  say(1000000);
   pair.pass(milliseconds(50));
   CHECK_EQ(pair.server_lost, std::string("client"));  // the layers above hear of it
   pair.pass(seconds(2));

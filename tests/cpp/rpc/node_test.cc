@@ -16,7 +16,7 @@ namespace moolink::rpc {
 namespace {
 
 TEST("an unknown peer, an unknown function, a closed peer: each error says what happened") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   const CallId unknown = pair.client.node.call(pair.now, "nobody", "echo", {}, seconds(1), 0);
   const CallId missing = pair.client.node.call(pair.now, "server", "none", {}, seconds(1), 0);
@@ -41,7 +41,7 @@ TEST("an unknown peer, an unknown function, a closed peer: each error says what 
 TEST(
     "calls that reach a peer while it closes are lost with it: closed is said of one's own "
     "object") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   // What the server has on its way keeps it for a moment.
   pair.server.node.call(pair.now, "client", "none", {}, seconds(1), 0);
@@ -68,7 +68,7 @@ std::vector<int> lanes_written(User& user) {
 }
 
 TEST("small calls of other lanes overtake a large one that waits for the window") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   const auto call = [&](std::size_t bytes, std::uint16_t lane) {
     wire::Payload payload;
@@ -87,7 +87,7 @@ TEST("small calls of other lanes overtake a large one that waits for the window"
 }
 
 TEST("a peer calls itself") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   const CallId id = pair.server.node.call(pair.now, "server", "echo", {}, seconds(1), 3);
   pair.run();
@@ -95,7 +95,7 @@ TEST("a peer calls itself") {
 }
 
 TEST("a connection that is dropped without a word is dialled anew, and nothing is lost") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   pair.dropped = pair.connection;
   const CallId id = pair.client.node.call(pair.now, "server", "echo", {}, seconds(20), 0);
@@ -113,7 +113,7 @@ TEST("a connection that is dropped without a word is dialled anew, and nothing i
 }
 
 TEST("what is silent is explained, then given up") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   pair.dropped = 1000;
   pair.pass(milliseconds(1500));
@@ -127,7 +127,7 @@ TEST("what is silent is explained, then given up") {
 }
 
 TEST("each better path that is not in use has its reason") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open, {"shm://host/1", "tcp://10.0.0.1:1"});
   const auto path = [&](std::size_t at) {
     return pair.client.node.explain(pair.now, "server").paths.at(at);
@@ -154,7 +154,7 @@ TEST("each better path that is not in use has its reason") {
 }
 
 TEST("a path that is not enabled is neither dialled nor called a fallback") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open, {"shm://host/1", "tcp://10.0.0.1:1"}, {wire::PathKind::tcp});
   pair.pass(seconds(1));
   const Explanation known = pair.client.node.explain(pair.now, "server");
@@ -172,7 +172,7 @@ Way to_another_host(bool rdma) {
 }
 
 TEST("a peer of another host is dialled by RDMA beside tcp, at one address, and not for ever") {
-  const Policy open;
+  const Authenticator open;
   const std::vector<std::string> addresses = {"tcp://10.0.0.1:1", "verbs://127.0.0.1:2",
                                               "verbs://10.0.0.1:2", "verbs://10.0.1.1:2"};
   Joined pair(open, open, addresses, {wire::PathKind::verbs, wire::PathKind::tcp},
@@ -195,7 +195,7 @@ TEST("a peer of another host is dialled by RDMA beside tcp, at one address, and 
 }
 
 TEST("RDMA that is lost is told of once, dialled until it is back, and used again") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open, {"tcp://10.0.0.1:1", "verbs://10.0.0.1:2"},
               {wire::PathKind::verbs, wire::PathKind::tcp}, to_another_host(true));
   const auto path = [&](std::size_t at) {
@@ -218,7 +218,7 @@ TEST("RDMA that is lost is told of once, dialled until it is back, and used agai
   CHECK(path(2).in_use && path(1).reason.starts_with("dial failed: no way"));
   CHECK_EQ(pair.client.log.size(), 1u);
   CHECK_EQ(pair.client.log.at(0),
-           "peer 'server' is reached without RDMA until that is back: no way");
+           "RDMA to peer 'server' is lost: another path is used until it is back: no way");
 
   pair.way.rdma = true;
   pair.pass(seconds(1));
@@ -237,7 +237,7 @@ TEST("RDMA that is lost is told of once, dialled until it is back, and used agai
 }
 
 TEST("an address for RDMA that is not on the way by which a peer was reached is dialled, too") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open, {"tcp://gate.example.org:5000", "verbs://10.0.1.1:2"},
               {wire::PathKind::verbs, wire::PathKind::tcp}, to_another_host(true));
   pair.pass(milliseconds(10));
@@ -245,7 +245,7 @@ TEST("an address for RDMA that is not on the way by which a peer was reached is 
 }
 
 TEST("why there is no RDMA is told where it is missed") {
-  const Policy open;
+  const Authenticator open;
   Joined near(open, open);
   CHECK_EQ(near.client.node.explain(near.now, "server").paths.size(), 2u);
   Joined pair(open, open, {"verbs://10.0.0.1:2"}, {wire::PathKind::tcp});
@@ -257,12 +257,12 @@ TEST("why there is no RDMA is told where it is missed") {
     return known.paths.at(1).reason;
   };
   CHECK_EQ(reason(), "not enabled here");
-  pair.client.node.set_no_verbs("no RDMA device");
+  pair.client.node.set_paths({wire::PathKind::tcp}, {{wire::PathKind::verbs, "no RDMA device"}});
   CHECK_EQ(reason(), "no RDMA device");
 }
 
 TEST("of a peer that is not there it is told who was asked and what was tried") {
-  const Policy open;
+  const Authenticator open;
   Joined pair(open, open);
   Node& node = pair.client.node;
   CHECK(node.explain(pair.now, "nobody").reason.find("no call has asked") != std::string::npos);
@@ -274,9 +274,9 @@ TEST("of a peer that is not there it is told who was asked and what was tried") 
     CHECK(!absent.connected && absent.paths.empty());
     CHECK(absent.asked == std::vector<std::string>{"server"});
     CHECK_EQ(absent.tried.size(), 1u);
-    CHECK_EQ(absent.tried.at(0).address, "tcp://192.0.2.1:1");
-    CHECK_EQ(absent.tried.at(0).error, "no way");
-    CHECK(absent.tried.at(0).tries > 1);
+    CHECK_EQ(absent.tried.begin()->first, "tcp://192.0.2.1:1");
+    CHECK_EQ(absent.tried.begin()->second.error, "no way");
+    CHECK(absent.tried.begin()->second.tries > 1);
     CHECK(absent.reason.find(reason) != std::string::npos);
   };
   check("not known to any connected peer");
@@ -343,7 +343,7 @@ struct Crowd {
   }
 
   Time now{seconds(100)};
-  Policy open;
+  Authenticator open;
   User server{"server", open, {1, 10}};
   std::map<ConnectionId, std::unique_ptr<User>> clients;
   ConnectionId connections = 0;
@@ -382,7 +382,7 @@ TEST("a refusal with a text that is not UTF-8 ends its connection and reaches no
 
 // A message for an instance that has ended, where another one bears its name now.
 std::pair<int, int> send_to_another_instance() {
-  const Policy open;
+  const Authenticator open;
   Joined joined(open, open);
   joined.client.node.send_service_to(joined.now, {9, 90}, "server", Service::group, {});
   joined.pass(seconds(5));

@@ -53,7 +53,7 @@ class Rogue final : private transport::Handler {
 
   explicit Rogue(const Uid& host_key)
       : environment_{loop_, allocator_, *this, {}, host_key},
-        node_(config(host_key), allocator_, policy_, 1) {
+        node_(config(host_key), allocator_, authenticator_) {
     environment_.lending = pool_.get();
     transport_.emplace(environment_);
   }
@@ -186,7 +186,7 @@ class Rogue final : private transport::Handler {
   io::Loop loop_;
   HeapAllocator allocator_;
   std::shared_ptr<memory::LendingPool> pool_ = std::make_shared<memory::LendingPool>();
-  rpc::Policy policy_;
+  rpc::Authenticator authenticator_;
   transport::Environment environment_;
   rpc::Node node_;
   std::optional<transport::shm::ShmTransport> transport_;

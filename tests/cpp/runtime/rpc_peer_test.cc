@@ -287,8 +287,8 @@ TEST("services and observers of peers") {
     for (std::uint64_t i = 0; i < 100; ++i) {
       wire::Writer scope;
       scope(std::string("scope"));
-      pair.client->send_service_to_name("server", rpc::Service::snapshot,
-                                        {scope.take(), {payload_of(i).body}});
+      pair.client->send_service_to({}, "server", rpc::Service::snapshot,
+                                   {scope.take(), {payload_of(i).body}});
     }
     pair.client->flush();
   }

@@ -40,7 +40,7 @@ TEST("large parts arrive in chunks between small messages") {
   large.kind = 1;
   large.payload.body = bytes_of(10);
   large.payload.parts = {bytes_of(std::size_t{5} << 20), bytes_of(3)};
-  CHECK(pair.a.session.send(pair.now, large));
+  CHECK(pair.a.session.send(pair.now, OutgoingMessage(large)));
   CHECK(pair.send(pair.a, 100, 2));
   pair.a.collect();
   // Only two chunks are under way when the small message is written.
@@ -235,7 +235,7 @@ TEST("small messages that wait for their lane are bounded by the window") {
 }
 
 TEST("a standing grant is one part, once, on its connection") {
-  const wire::PathTraits shm{true, 1 << 20, 20, 256 << 10, false};
+  const wire::PathTraits shm{true, 1 << 20, 20, 256 << 10, true};
   const MutableBuffer memory = HeapAllocator().allocate(1 << 20);
   // `b` has given `a` grant 7, and hears of a part of `bytes` in grant `number`.
   const auto name = [&](Pair& pair, std::uint64_t number, std::uint64_t bytes, std::uint64_t seq) {
@@ -326,7 +326,7 @@ TEST("a message without memory is delivered as an error") {
     for (; !poor.out.empty(); poor.out.pop_front()) {
       pair.a.session.received(pair.now, 1, as_received(poor.out.front()));
     }
-    if (i == 1) CHECK(pair.a.session.send(pair.now, message));
+    if (i == 1) CHECK(pair.a.session.send(pair.now, OutgoingMessage(message)));
   }
   CHECK_EQ(poor.delivered.size(), 1u);
   CHECK(!poor.delivered.empty() && poor.delivered[0].error);

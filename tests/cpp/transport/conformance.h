@@ -50,6 +50,8 @@ class Side : public Handler {
   std::unique_ptr<Transport> transport;
 
   bool establish_on_open = true;
+  bool fails_to_open = false;                // opened() throws when it has taken the connection
+  std::uint64_t features = wire::kFeatures;  // of both peers, as this side is told
   bool close_on_frame = false;
   bool discard_chunks = false;
   std::vector<std::shared_ptr<Connection>> connections;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "base/random.h"
 #include "check.h"
@@ -26,9 +27,13 @@ Side::Side(const Subject& subject, Limits limits, std::size_t max_strangers)
 Side::~Side() { transport->stop(); }
 
 void Side::opened(std::shared_ptr<Connection> connection, const std::string& address) {
-  if (establish_on_open) connection->establish();
+  if (establish_on_open) {
+    connection->peers_have(features);
+    connection->establish();
+  }
   connections.push_back(std::move(connection));
   dialled.push_back(address);
+  if (fails_to_open) throw std::bad_alloc();
 }
 
 void Side::closed(Connection&, const Error& error, bool) { closures.push_back(error); }
@@ -295,6 +300,19 @@ void test_closed_inside_received(const Subject& subject) {
   CHECK(b.closures.empty());
 }
 
+void test_exception_in_opened(const Subject& subject) {
+  for (const bool at_dialler : {true, false}) {
+    Side a(subject);
+    Side b(subject);
+    Side& fails = at_dialler ? a : b;
+    fails.fails_to_open = true;
+    const auto addresses = b.transport->listen(subject.listen_address);
+    a.transport->dial(addresses.at(0));
+    CHECK(wait_until(a, b, [&] { return fails.closures.size() == 1; }));
+    CHECK_EQ(fails.connections.size(), 1u);
+  }
+}
+
 void test_back_pressure(const Subject& subject) {
   Side a(subject);
   Side b(subject);
@@ -391,6 +409,7 @@ void add_tests(const Subject& subject) {
       {"a malformed address throws", test_malformed_address},
       {"close sends what is queued", test_close_sends_what_is_queued},
       {"a connection closed while it receives says no more", test_closed_inside_received},
+      {"a connection that the handler fails to take is closed", test_exception_in_opened},
       {"a full queue is not writable, a drained one is again", test_back_pressure},
       {"strangers are few and must greet in time", test_strangers},
       {"strangers may send small frames only", test_strangers_send_small_frames_only},

@@ -118,7 +118,7 @@ TEST("grants: what was in use at a fork is not given out again, and goes with it
   for (const std::size_t size : {kSmall, kLarge}) {
     const auto pool = std::make_shared<GrantPool>();
     Peer peer;
-    std::vector<GrantPool::Block> before;
+    std::vector<Grant> before;
     before.push_back(*pool->allocate(size));
     before.push_back(*pool->allocate(size));
     peer.learn(*pool);
@@ -127,7 +127,7 @@ TEST("grants: what was in use at a fork is not given out again, and goes with it
       before.clear();
       return !pool->allocate(size);  // its peer is the parent's
     }));
-    std::vector<GrantPool::Block> after;
+    std::vector<Grant> after;
     for (int i = 0; i < 60; ++i) {
       after.push_back(*pool->allocate(size));
       CHECK(!old.contains(after.back().place.segment));
@@ -175,7 +175,7 @@ TEST("grants: without memory no block is lost") {
       allocations_left = -1;
     }
   }
-  std::vector<GrantPool::Block> all;
+  std::vector<Grant> all;
   for (std::size_t i = 0; i < GrantPool::kSegmentBytes >> 17; ++i) {
     all.push_back(*pool->allocate(kSmall));
     CHECK_EQ(all.back().place.segment, 1u);

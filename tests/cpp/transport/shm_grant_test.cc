@@ -35,7 +35,7 @@ Descriptor copy_of(const memory::Segment& segment) {
 
 TEST("grants: blocks do not overlap, are aligned, and are used again when released") {
   const auto pool = std::make_shared<GrantPool>();
-  std::vector<GrantPool::Block> blocks;
+  std::vector<Grant> blocks;
   std::set<std::pair<std::uint64_t, std::uint64_t>> places;
   for (int i = 0; i < 200; ++i) {
     auto block = pool->allocate(70000);
@@ -60,7 +60,7 @@ TEST("grants: blocks do not overlap, are aligned, and are used again when releas
 
 TEST("grants: much free memory goes back to the system") {
   const auto pool = std::make_shared<GrantPool>();
-  std::vector<GrantPool::Block> blocks;
+  std::vector<Grant> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(*pool->allocate(std::size_t{60} << 20));
   std::vector<std::uint64_t> made;
   for (const auto& block : blocks) made.push_back(block.place.segment);

@@ -141,7 +141,7 @@ TEST("tls: another token is refused, at both sides and at once") {
   check_refused(a, b);
   CHECK_EQ(a.dial_failures.size(), 1u);
   CHECK_EQ(b.refusals.size(), 1u);
-  // The other's key; the own one is in the policy's advice.
+  // The other's key; the own one is in the authenticator's advice.
   CHECK(mentions(a.dial_failures.at(0), "the same token"));
   CHECK(mentions(a.dial_failures[0], key_of(2).id()));
   CHECK(mentions(b.refusals.at(0), "the same token"));

@@ -80,6 +80,18 @@ std::vector<std::byte> copy_of(const Buffer& buffer) {
   return {buffer.data(), buffer.data() + buffer.size()};
 }
 
+TEST("utf8: well-formed texts, and all ways to be ill-formed") {
+  for (const char* good :
+       {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\x9f\xbf"}) {
+    CHECK(wire::is_utf8(good));
+  }
+  for (const char* bad :
+       {"\xff", "\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+        "\xf0\x80\x80\x80", "a\xe2\x82", "\xc3(", "\xf5\x80\x80\x80"}) {
+    CHECK(!wire::is_utf8(bad));
+  }
+}
+
 TEST("archive: a struct of every kind of member comes back") {
   CHECK(wire::decode<Outer>(wire::encode(example())) == example());
   CHECK(wire::decode<Outer>(wire::encode(Outer{})) == Outer{});

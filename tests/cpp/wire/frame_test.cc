@@ -82,39 +82,37 @@ TEST("frame: a greeting comes back, and a hostile one is refused") {
   hello.rx_have = {1, 1ULL << 63};
   hello.nonce.fill(std::byte{9});
   hello.addresses = {"tcp://127.0.0.1:4431"};
-  const auto again = wire::decode_hello(wire::encode(hello), Limits{});
+  const auto again = wire::decode_hello(wire::encode(hello));
   CHECK_EQ(again.name, hello.name);
   CHECK(again.instance == hello.instance);
   CHECK(again.rx_have == hello.rx_have);
   CHECK(again.nonce == hello.nonce);
   CHECK(again.addresses == hello.addresses);
 
-  // A small window does not shrink it: later messages can be complete far beyond the window.
+  // As long as the greeting allows: later messages can be complete far beyond the window.
   auto wide = hello;
   wide.rx_have.assign(wire::kMaxHaveWords, 1);
-  Limits small;
-  small.send_window_messages = 64;
-  CHECK_EQ(wire::decode_hello(wire::encode(wide), small).rx_have.size(), wire::kMaxHaveWords);
+  CHECK_EQ(wire::decode_hello(wire::encode(wide)).rx_have.size(), wire::kMaxHaveWords);
   wide.rx_have.push_back(1);
-  CHECK_THROWS(wire::decode_hello(wire::encode(wide), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(wide)), ErrorCode::wire);
 
   auto bad = hello;
   bad.magic = 1;
-  CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(bad)), ErrorCode::wire);
   bad = hello;
   bad.name = std::string(2000, 'n');
-  CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(bad)), ErrorCode::wire);
   for (const char* name : {"", "two\nlines"}) {
     bad = hello;
     bad.name = name;
-    CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+    CHECK_THROWS(wire::decode_hello(wire::encode(bad)), ErrorCode::wire);
   }
   bad = hello;
   bad.addresses.resize(100);
-  CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(bad)), ErrorCode::wire);
   bad = hello;
   bad.instance = {};
-  CHECK_THROWS(wire::decode_hello(wire::encode(bad), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(bad)), ErrorCode::wire);
 }
 
 TEST("frame: a greeting's unknown fields are kept, up to a limit, and encoded again") {
@@ -123,11 +121,11 @@ TEST("frame: a greeting's unknown fields are kept, up to a limit, and encoded ag
   hello.name = "learner-0";
   hello.later.bytes.assign(wire::kMaxLaterBytes, std::byte{0xff});
   const Buffer bytes = wire::encode(hello);
-  const Buffer again = wire::encode(wire::decode_hello(bytes, Limits{}));
+  const Buffer again = wire::encode(wire::decode_hello(bytes));
   CHECK(std::equal(bytes.span().begin(), bytes.span().end(), again.span().begin(),
                    again.span().end()));
   hello.later.bytes.push_back(std::byte{0});
-  CHECK_THROWS(wire::decode_hello(wire::encode(hello), Limits{}), ErrorCode::wire);
+  CHECK_THROWS(wire::decode_hello(wire::encode(hello)), ErrorCode::wire);
 }
 
 TEST("frame: of a greeting without a common version, only its beginning is read") {
@@ -138,7 +136,7 @@ TEST("frame: of a greeting without a common version, only its beginning is read"
   wire::Writer start;
   start(hello.magic, hello.wire_min, hello.wire_max, hello.features, hello.instance, hello.name);
   start(std::string("another layout"));
-  const wire::Hello read = wire::decode_hello(start.take(), Limits{});
+  const wire::Hello read = wire::decode_hello(start.take());
   CHECK_EQ(read.name, hello.name);
   CHECK(!wire::common_version(wire::Hello{}, read));
 }

@@ -92,7 +92,7 @@ TEST("fuzz: mutated control structs") {
   hello.addresses = {"tcp://127.0.0.1:4431"};
   const Buffer greeting = wire::encode(hello);
   survivors(greeting.span(), 12, kIterations / 5,
-            [](const Buffer& bytes) { (void)wire::decode_hello(bytes, Limits{}); });
+            [](const Buffer& bytes) { (void)wire::decode_hello(bytes); });
   wire::MessageHead head;
   head.parts.resize(4);
   const Buffer message = wire::encode(head);

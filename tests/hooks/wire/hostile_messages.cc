@@ -39,6 +39,7 @@ std::optional<std::uint64_t> lie_about(const char* name) {
 void lie_about_version(Hello& hello) {
   lie("hello.version", hello.wire_min);
   lie("hello.version", hello.wire_max);
+  lie("hello.features", hello.features);
   if (const auto newer = lie_about("hello.next")) {
     hello.wire_max += static_cast<std::uint32_t>(*newer);
     hello.features = ~std::uint64_t{0};

@@ -58,11 +58,11 @@ void World::perform(Process& process, const Member::Action& action) {
   } else if (const auto* relay = std::get_if<Member::SendToMember>(&action)) {
     deliver(process.index, relay->instance, kGroupService, group_message(relay->bytes));
   } else if (const auto* made = std::get_if<Member::NewView>(&action)) {
-    simulation_.note(process.name + " gets " + group::describe(made->view));
-    ++coverage[made->view.soft ? "soft views" : "hard views"];
+    simulation_.note(process.name + " gets " + group::describe(*made->view));
+    ++coverage[made->view->soft ? "soft views" : "hard views"];
     // A young lineage yields to an older one: what was trained in it is lost.
-    const Uid before = std::exchange(process.lineage, made->view.lineage);
-    if (before && before != made->view.lineage) process.disturbed = true;
+    const Uid before = std::exchange(process.lineage, made->view->lineage);
+    if (before && before != made->view->lineage) process.disturbed = true;
     if (process.made) {
       process.machine->view(simulation_.now(), made->view);
     } else {
@@ -123,15 +123,14 @@ void World::perform(Process& process, const Machine::Action& action) {
             });
   } else if (const auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
     process.learner->entered_epoch();
-    if (enter->epoch != 0) {
+    const std::uint64_t epoch = enter->members->epoch;
+    if (epoch != 0) {
       ++coverage["epochs entered"];
-      simulation_.note(process.name + " enters epoch " + std::to_string(enter->epoch));
+      simulation_.note(process.name + " enters epoch " + std::to_string(epoch));
     }
     Error changed;
     changed.code = ErrorCode::group_changed;
-    process.engine->set_members(
-        {enter->epoch, enter->instances, enter->names, false, enter->host_keys, enter->observers},
-        changed);
+    process.engine->set_members(enter->members, changed);
   } else if (const auto* reduction = std::get_if<Machine::Reduce>(&action)) {
     reduce(process, *reduction);
   } else if (const auto* dropped = std::get_if<Machine::Dropped>(&action)) {
@@ -150,9 +149,9 @@ void World::perform(Process& process, const Machine::Action& action) {
     ++coverage["demotions asked for"];
     const int whom = index_of(demote->instance);
     const bool observer = whom >= 0 && this->process(whom).learner->habits().observer;
-    require(!peace_ || observer, process.name + " has " + demote->name +
-                                     " demoted though nothing befell anybody: " + demote->reason);
-    simulation_.note(process.name + " asks to demote " + demote->name + ": " + demote->reason);
+    const std::string name = whom >= 0 ? this->process(whom).name : "a peer that is gone";
+    require(!peace_ || observer, process.name + " has " + name + " demoted without a fault");
+    simulation_.note(process.name + " asks to demote " + name);
     process.member->ask_demotion(now, demote->instance);
   } else if (const auto* activate = std::get_if<Machine::Activate>(&action)) {
     process.member->activate(now, activate->epoch);

@@ -24,7 +24,7 @@ const std::vector<std::string> kMutants = {
     "reuse_bucket_before_stable",
     "snapshot_of_wrong_version",
     "counters_twice",
-    "offer_what_was_withdrawn",
+    "forget_what_was_unwritten",
     "provide_what_is_not_written",
     "keep_discarded_rounds",
     "ignore_result_slots",

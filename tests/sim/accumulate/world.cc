@@ -190,7 +190,7 @@ void World::make_machine(int index) {
   simulation_.note(peer.name + "'s machine is made");
   if (peer.view) {
     ++coverage["machines made late"];
-    peer.machine->view(simulation_.now(), *std::exchange(peer.view, {}));
+    peer.machine->view(simulation_.now(), std::exchange(peer.view, {}));
   }
   on(index, simulation_.between(milliseconds(1), milliseconds(300)),
      [=, this] { user_turn(index); });

@@ -54,8 +54,8 @@ struct Process {
   std::unique_ptr<group::Member> member;
   std::unique_ptr<collective::Engine> engine;
   std::unique_ptr<accumulate::Machine> machine;
-  bool made = false;                // until then nobody hears its machine, and it hears nobody
-  std::optional<group::View> view;  // of the group's member, until then
+  bool made = false;       // until then the machine neither sends nor receives
+  group::SharedView view;  // null: none; until then, the view of the group's member
   std::int64_t virtual_batch_size = 0;
   std::unique_ptr<Learner> learner;
   Uid broker_instance;

@@ -119,7 +119,8 @@ void Learner::write_on(Time now, accumulate::Machine& machine, Random& random, b
       random.chance(1, 2) ? one.bucket.size() - from : random.below(one.bucket.size() - from);
   std::memcpy(one.bucket.data() + from, one.content.data() + from, bytes);
   one.progress->reach(from + bytes);
-  if (from + bytes == one.bucket.size()) unwritten_.reset();
+  if (from + bytes < one.bucket.size()) return;
+  machine.written(now, std::exchange(unwritten_, std::nullopt)->k);
 }
 
 void Learner::check_withdrawn(const accumulate::RoundRecord& record) const {

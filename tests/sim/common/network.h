@@ -47,6 +47,7 @@ struct Path {
   wire::PathTraits traits;
   Duration latency = microseconds(100);
   double bytes_per_us = 1000;
+  bool streams = false;  // the bytes of some chunks come after later frames and chunks
 };
 
 class Network {
@@ -243,6 +244,12 @@ class Network {
     std::span<std::byte> target;  // of the chunk that is arriving
     int chunk_step = 0;
   };
+  struct Apart {
+    wire::ChunkHead head;
+    Buffer bytes;
+    std::span<std::byte> target;
+    std::size_t done = 0;
+  };
   struct Connection {
     Path path;
     End ends[2];
@@ -300,6 +307,10 @@ class Network {
       return;
     }
     if (item.frame.header.type == wire::FrameType::chunk) {
+      const bool whole = end.chunk_step == 0;
+      if (whole && connection->path.streams && simulation_->random.chance(3, 4)) {
+        return begin_apart(connection, side);
+      }
       pump_chunk(connection, side);
       return;
     }
@@ -339,6 +350,44 @@ class Network {
     const bool stuck = chunks_get_stuck && simulation_->random.chance(1, 50);
     const Duration longest = stuck ? milliseconds(400) : milliseconds(1);
     pump_later(connection, side, simulation_->now() + simulation_->between(Duration(0), longest));
+  }
+
+  // Delivers the head of a chunk; its bytes come later, over a stream.
+  void begin_apart(const ConnectionPtr& connection, int side) {
+    ++coverage["chunks over streams"];
+    End& end = connection->ends[side];
+    const wire::Frame frame = std::move(end.incoming.front().frame);
+    end.incoming.pop_front();
+    const auto head = wire::decode<wire::ChunkHead>(frame.control.span());
+    const Buffer bytes = frame.payload.front();
+    const std::span<std::byte> target = end.owner->chunk_target(end.id, head);
+    require(target.empty() || target.size() == bytes.size(), "a chunk's target has another size");
+    go_on_apart(connection, side, std::make_shared<Apart>(Apart{head, bytes, target}));
+    pump_later(connection, side, simulation_->now());
+  }
+
+  void go_on_apart(const ConnectionPtr& connection, int side, const std::shared_ptr<Apart>& apart) {
+    const Time stalled =
+        std::max(connection->stalled_until, connection->ends[side].owner->paused_until);
+    if (stalled == kNever) return;
+    const bool stuck = chunks_get_stuck && simulation_->random.chance(1, 50);
+    const Duration longest = stuck ? milliseconds(400) : milliseconds(2);
+    const Time next = simulation_->now() + simulation_->between(Duration(0), longest);
+    simulation_->at(std::max(next, stalled), [this, connection, side, apart] {
+      End& end = connection->ends[side];
+      if (!end.open || connection->broken) return;  // lost, perhaps in the middle
+      if (std::max(connection->stalled_until, end.owner->paused_until) > simulation_->now()) {
+        return go_on_apart(connection, side, apart);
+      }
+      const std::size_t left = apart->bytes.size() - apart->done;
+      const std::size_t size = apart->done == 0 && left > 1 ? left / 2 : left;
+      if (!apart->target.empty()) {
+        std::memcpy(apart->target.data() + apart->done, apart->bytes.data() + apart->done, size);
+      }
+      apart->done += size;
+      if (apart->done < apart->bytes.size()) return go_on_apart(connection, side, apart);
+      end.owner->chunk_received(end.id, apart->head);
+    });
   }
 
   template <class Tell>

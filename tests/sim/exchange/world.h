@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "collective/epoch_members.h"
 #include "collective/exchange.h"
-#include "collective/hosts.h"
 #include "collective/messages.h"
 #include "common/simulation.h"
 

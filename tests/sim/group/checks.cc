@@ -24,7 +24,7 @@ constexpr const char* kGroup = "g";
 
 void World::send_frames(int index) {
   Process& process = this->process(index);
-  const View& view = process.member->active_view();
+  const View& view = *process.member->active_view();
   if (!view.empty() && view.members.size() > 1) {
     const auto& target = view.members[random_.below(view.members.size())];
     const int to = index_of(target.instance);
@@ -56,9 +56,9 @@ void World::receive_frame(int index, int from, const View& sent_in) {
       return;
   }
   ++process.frames_applied;
-  if (process.member->active_view() != sent_in) {
+  if (*process.member->active_view() != sent_in) {
     violate(process, "applied a frame of " + describe(sent_in) + " from " + sender.name + " in " +
-                         describe(process.member->active_view()));
+                         describe(*process.member->active_view()));
   }
 }
 
@@ -66,7 +66,7 @@ void World::receive_frame(int index, int from, const View& sent_in) {
 
 void World::seek_state(int index) {
   Process& process = this->process(index);
-  const View& view = process.member->view();
+  const View& view = *process.member->view();
   if (!view.empty() && !process.member->has_state()) {
     int holder = -1;
     for (const auto& member : view.members) {
@@ -118,12 +118,12 @@ void World::check_view(Process& process, const View& view) {
 }
 
 void World::check_process(Process& process) {
-  const View& active = process.member->active_view();
+  const View& active = *process.member->active_view();
   if (active.empty()) return;
   if (active.find(process.instance) == nullptr) {
     violate(process, "active in a view without itself: " + describe(active));
   }
-  if (active.epoch > process.member->view().epoch) violate(process, "active beyond its last view");
+  if (active.epoch > process.member->view()->epoch) violate(process, "active beyond its last view");
 }
 
 std::vector<int> World::live_peers() const {
@@ -137,12 +137,12 @@ std::vector<int> World::live_peers() const {
 std::string World::disagreement() {
   const auto live = live_peers();
   if (live.empty()) return {};
-  const View& common = process(live.front()).member->active_view();
+  const View& common = *process(live.front()).member->active_view();
   for (const int index : live) {
     const Process& peer = process(index);
     if (!peer.member->active()) return peer.name + " is not active: " + peer.member->waiting_for();
-    if (peer.member->active_view() != common || peer.member->view() != common) {
-      return peer.name + " is in " + describe(peer.member->view()) + ", " +
+    if (*peer.member->active_view() != common || *peer.member->view() != common) {
+      return peer.name + " is in " + describe(*peer.member->view()) + ", " +
              process(live.front()).name + " in " + describe(common);
     }
     if (common.epoch <= peer.lost_session_in) {

@@ -25,7 +25,7 @@ void expect_agreement(World& world, const std::string& when) {
   }
 }
 
-const View& view_of(World& world, int peer) { return world.process(peer).member->active_view(); }
+const View& view_of(World& world, int peer) { return *world.process(peer).member->active_view(); }
 
 // A broker and some peers that have found each other.
 void form(World& world, std::uint64_t least, std::uint64_t most) {

@@ -315,7 +315,7 @@ void World::tell_down(int observer, int lost, const Uid& instance, Down how, Dur
     if (observer == kBroker) {
       process.broker->peer_down(now_, instance, how);
     } else if (lost != kBroker) {
-      const View& view = process.member->view();
+      const View& view = *process.member->view();
       const bool lives = this->process(lost).alive && this->process(lost).instance == instance;
       if (lives && view.find(instance) != nullptr) process.lost_session_in = view.epoch;
       process.member->peer_down(now_, instance, how);
@@ -382,12 +382,12 @@ void World::pump_member(Process& process) {
       deliver(index, to, relay->instance, "stale",
               [this, to, from, bytes = relay->bytes] { receive_group(to, from, bytes); });
     } else if (auto* made = std::get_if<Member::NewView>(&action)) {
-      note(index, "view", made->view.epoch);
-      ++coverage[std::string("views: ") + group::kCauses[made->view.cause]];
-      check_view(process, made->view);
+      note(index, "view", made->view->epoch);
+      ++coverage[std::string("views: ") + group::kCauses[made->view->cause]];
+      check_view(process, *made->view);
       if (!process.member->has_state()) process.truth = {};
       if (!made->active) {
-        on(index, ms(20, 400), [this, index, epoch = made->view.epoch] {
+        on(index, ms(20, 400), [this, index, epoch = made->view->epoch] {
           this->process(index).member->activate(now_, epoch);
         });
       }
@@ -428,7 +428,7 @@ void World::receive_group(int index, const Uid& from, const Buffer& bytes) {
   if (auto* made = std::get_if<group::NewEpoch>(&message.body)) view = &made->view;
   if (auto* stale = std::get_if<group::Stale>(&message.body)) view = &stale->view;
   if (view == nullptr || view->find(process.instance) != nullptr) return;
-  if (process.member->active() && process.member->active_view().epoch < view->epoch) {
+  if (process.member->active() && process.member->active_view()->epoch < view->epoch) {
     violate(process, "active after it saw the later " + describe(*view));
   }
 }

@@ -109,7 +109,7 @@ bool Crowd::in_one_epoch() const {
       std::count_if(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->alive; }));
   return epoch != 0 && everybody([&](const Process& peer) {
            return peer.machine->connected() && peer.engine->members().epoch == epoch &&
-                  peer.engine->members().instances.size() == living;
+                  peer.engine->members().size() == living;
          });
 }
 
@@ -259,38 +259,36 @@ bool Crowd::step(Process& process) {
 }
 
 // The members of each host share a segment from the moment at which all are in the epoch.
-void Crowd::enter(Process& process, Machine::EnterEpoch& enter) {
+void Crowd::enter(Process& process, const Machine::EnterEpoch& enter) {
   process.pipeline.reset();
-  if (enter.epoch > epoch_) {
-    epoch_ = enter.epoch;
+  const collective::EpochMembers& members = *enter.members;
+  if (members.epoch > epoch_) {
+    epoch_ = members.epoch;
     segments_.clear();
     entered_ = 0;
   }
-  const bool is_newest = enter.epoch == epoch_ && !enter.instances.empty();
-  if (is_newest) share_memory(process, enter);
+  const bool is_newest = members.epoch == epoch_ && members.size() > 0;
+  if (is_newest) share_memory(process, members);
   entered_ += is_newest ? 1 : 0;
-  if (is_newest && entered_ == enter.instances.size()) {
-    for (const Uid& instance : enter.instances) {
-      by_instance_.at(instance)->machine->shared_ready(enter.epoch);
+  if (is_newest && entered_ == members.size()) {
+    for (const auto& member : members.members) {
+      by_instance_.at(member.instance)->machine->shared_ready(members.epoch);
     }
   }
   Error changed;
   changed.code = ErrorCode::group_changed;
-  process.engine->set_members({enter.epoch, std::move(enter.instances), std::move(enter.names),
-                               false, std::move(enter.host_keys), std::move(enter.observers)},
-                              changed);
+  process.engine->set_members(enter.members, changed);
 }
 
-void Crowd::share_memory(Process& process, const Machine::EnterEpoch& enter) {
-  const collective::Hosts hosts = collective::hosts_of(enter.host_keys, enter.observers);
-  const auto self = static_cast<std::uint32_t>(
-      std::ranges::find(enter.instances, process.instance) - enter.instances.begin());
+void Crowd::share_memory(Process& process, const collective::EpochMembers& members) {
+  const collective::Hosts& hosts = members.hosts;
+  const std::uint32_t self = members.rank_of(process.instance).value();
   if (!hosts.share_memory() || hosts.is_guest(self)) return;
   const std::vector<std::uint32_t>& ranks = hosts.ranks[hosts.of[self]];
-  const collective::PipelineLayout layout{enter.epoch, static_cast<std::uint32_t>(ranks.size()), 2,
-                                          collective::kWindowBytes};
+  const collective::PipelineLayout layout{members.epoch, static_cast<std::uint32_t>(ranks.size()),
+                                          2, collective::kWindowBytes};
   const std::size_t bytes = collective::PipelineSegment::bytes_of(layout);
-  std::shared_ptr<void>& segment = segments_[enter.host_keys[self]];
+  std::shared_ptr<void>& segment = segments_[members[self].host_key];
   const bool is_first = segment == nullptr;
   if (is_first)
     segment = {std::calloc(bytes, 1), std::free};  // windows that none uses cost nothing
@@ -300,7 +298,7 @@ void Crowd::share_memory(Process& process, const Machine::EnterEpoch& enter) {
       collective::PipelineSegment(segment, span, layout), hosts.place(self), heap_);
   process.neighbours.clear();
   for (const std::uint32_t rank : ranks) {
-    process.neighbours.push_back(by_instance_.at(enter.instances[rank]));
+    process.neighbours.push_back(by_instance_.at(members[rank].instance));
   }
 }
 
@@ -339,7 +337,7 @@ void Crowd::perform(Process& process, Member::Action& action) {
     send_group(process, relay->instance, relay->bytes);
   } else if (auto* made = std::get_if<Member::NewView>(&action)) {
     // The size of the round grows and shrinks with the group.
-    process.machine->set_virtual_batch_size(static_cast<std::int64_t>(made->view.members.size()));
+    process.machine->set_virtual_batch_size(static_cast<std::int64_t>(made->view->members.size()));
     process.machine->view(simulation_.now(), made->view);
   } else if (std::holds_alternative<Member::Evicted>(action)) {
     require(false, process.name + " was evicted");
@@ -389,8 +387,8 @@ void Crowd::perform(Process& process, Machine::Action& action) {
   } else if (std::holds_alternative<Machine::Wake>(action)) {
     if (std::exchange(process.user_turn_due, true)) return;
     on(process, Duration(0), [this, &process] { user_turn(process); });
-  } else if (const auto* demote = std::get_if<Machine::Demote>(&action)) {
-    require(false, demote->name + " is asked to be demoted: " + demote->reason);
+  } else if (std::holds_alternative<Machine::Demote>(action)) {
+    require(false, process.name + " asks for the demotion of a member");
   } else if (const auto* failed = std::get_if<Machine::Failed>(&action)) {
     require(false, failed->error.message);
   }

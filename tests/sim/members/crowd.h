@@ -75,8 +75,8 @@ class Crowd {
   void pump(Process& process);
   bool pump_peer(Process& process);
   bool step(Process& process);
-  void enter(Process& process, accumulate::Machine::EnterEpoch& epoch);
-  void share_memory(Process& process, const accumulate::Machine::EnterEpoch& epoch);
+  void enter(Process& process, const accumulate::Machine::EnterEpoch& enter);
+  void share_memory(Process& process, const collective::EpochMembers& members);
   void user_turn(Process& process);
   void perform(Process& process, group::Member::Action& action);
   void perform(Process& process, collective::Engine::Action& action);

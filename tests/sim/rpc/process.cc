@@ -48,9 +48,8 @@ Process::Process(World& world, int number_is, std::string name_is, Uid instance_
       name(std::move(name_is)),
       instance(instance_is),
       world_(&world),
-      policy_(keyring_of(scope()), "the simulation", seed_of(instance)),
-      node_(config_of(world, number, name, instance, host_key()), allocator_, policy_,
-            world.simulation.random.next()) {}
+      authenticator_(keyring_of(scope()), "the simulation", seed_of(instance)),
+      node_(config_of(world, number, name, instance, host_key()), allocator_, authenticator_) {}
 
 Uid Process::host_key() const {
   const auto& hosts = world_->settings.hosts;
@@ -193,9 +192,13 @@ void Process::send_service(const std::string& to) {
     std::memset(bytes.data(), 0, bytes.size());
     std::memcpy(bytes.data(), &count, sizeof count);
     payload.body = bytes;
-    const bool sent = node_.send_service(world_->simulation.now(), other, rpc::Service::group,
-                                         std::move(payload));
-    require(sent, "a peer is up, but takes no service message");
+    const Time now = world_->simulation.now();
+    const auto infos = node_.peers(now);
+    const bool known = std::any_of(infos.begin(), infos.end(), [&](const rpc::PeerInfo& info) {
+      return info.instance == other;
+    });
+    require(known, "a peer is up, but takes no service message");
+    node_.send_service_to(now, other, to, rpc::Service::group, std::move(payload));
     act();
     return;
   }

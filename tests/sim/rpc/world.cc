@@ -21,6 +21,7 @@ Settings Settings::from(Random& random) {
   settings.tcp.bytes_per_us = static_cast<double>(20 + random.below(500));
   settings.shm.kind = wire::PathKind::shm;
   settings.shm.traits = {true, std::size_t{1} << 16, 1};
+  settings.shm.traits.standing_grants = true;
   settings.shm.traits.loans = random.chance(3, 4);
   settings.shm.latency = microseconds(5);
   settings.shm.bytes_per_us = 1000;

@@ -15,9 +15,9 @@
 #include "common/message_bytes.h"
 #include "common/network.h"
 #include "common/simulation.h"
+#include "rpc/authenticator.h"
 #include "rpc/node.h"
 #include "rpc/outsider.h"
-#include "rpc/policy.h"
 
 namespace moolink::sim {
 
@@ -154,7 +154,7 @@ class Process final : public Endpoint {
   bool alive_ = true;
   bool closed_ = false;
   HeapAllocator allocator_;
-  rpc::Policy policy_;
+  rpc::Authenticator authenticator_;
   rpc::Node node_;
   std::vector<rpc::Action> actions_;
   OwnedMemory memory_;

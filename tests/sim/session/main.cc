@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
       "no_replay_after_reconnect",
       "no_failover",
       "keep_old_writer",
+      "complete_when_announced",
       "deliver_twice_after_failover",
       "done_before_filled",
       "ttl_forgotten_on_replay",

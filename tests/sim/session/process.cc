@@ -62,7 +62,7 @@ void Process::meet(const Uid& other) {
 }
 
 void Process::greet(ConnectionId connection, Greeting& greeting, const wire::ReceivedFrame& frame) {
-  const wire::Hello theirs = wire::decode_hello(frame.control(), Limits{});
+  const wire::Hello theirs = wire::decode_hello(frame.control());
   if (world_->dead.contains(theirs.instance)) return;  // what it said before it died
   if (!greeting.dialled && frame.header.type == wire::FrameType::hello) {
     world_->network.write(connection, wire::make_frame(wire::FrameType::hello, hello()));

@@ -18,6 +18,8 @@ Settings Settings::from(Random& random) {
     path.traits.grants = i > 0 && random.chance(3, 4);
     path.traits.chunk_bytes = std::size_t{1} << (10 + random.below(7));
     path.traits.preference = static_cast<int>(i);
+    path.traits.standing_grants = path.kind == wire::PathKind::shm;
+    path.streams = i == 0 && random.chance(1, 2);
     path.traits.loans = i > 0 && random.chance(3, 4);
     path.latency = microseconds(20 + static_cast<int>(random.below(20'000)));
     path.bytes_per_us = static_cast<double>(5 + random.below(500));

@@ -73,7 +73,7 @@ void Process::make_machine() {
   member_->share_state(now(),
                        learner_->habits().observer ? group::Role::observer : group::Role::member);
   member_->hold_soft_views(true);
-  if (!member_->view().empty()) {
+  if (!member_->view()->empty()) {
     ++coverage["machines made late"];
     machine_->view(now(), member_->view());
   }
@@ -175,13 +175,13 @@ bool Process::act_on_peer() {
 
 void Process::perform(Member::Action& action) {
   if (auto* announce = std::get_if<Member::SendToBroker>(&action)) {
-    node_.send_service_to_name(now(), "broker", rpc::Service::group, {announce->bytes, {}});
+    node_.send_service_to(now(), {}, "broker", rpc::Service::group, {announce->bytes, {}});
   } else if (auto* relay = std::get_if<Member::SendToMember>(&action)) {
     send(relay->instance, relay->name, rpc::Service::group, {relay->bytes, {}});
   } else if (auto* made = std::get_if<Member::NewView>(&action)) {
-    note("gets " + group::describe(made->view));
-    check_view(made->view);
-    ++coverage[made->view.soft ? "soft views" : "hard views"];
+    note("gets " + group::describe(*made->view));
+    check_view(*made->view);
+    ++coverage[made->view->soft ? "soft views" : "hard views"];
     if (made_) machine_->view(now(), made->view);
   } else if (std::holds_alternative<Member::Evicted>(action)) {
     note("was evicted");
@@ -260,7 +260,7 @@ void Process::perform(Machine::Action& action) {
   } else if (auto* has = std::get_if<Machine::HasState>(&action)) {
     member_->set_has_state(now(), has->has_state);
   } else if (auto* stale = std::get_if<Machine::StaleFrame>(&action)) {
-    const group::MemberInfo* from = member_->view().find(stale->instance);
+    const group::MemberInfo* from = member_->view()->find(stale->instance);
     member_->check_frame(now(), stale->instance, from == nullptr ? "" : from->name, stale->epoch);
   } else if (auto* failed = std::get_if<Machine::Failed>(&action)) {
     require(false, name + " failed: " + failed->error.message);
@@ -271,15 +271,13 @@ void Process::perform(Machine::Action& action) {
 
 void Process::enter(const Machine::EnterEpoch& enter) {
   learner_->entered_epoch();
-  if (enter.epoch != 0) {
+  if (enter.members->epoch != 0) {
     ++coverage["epochs entered"];
-    note("enters epoch " + std::to_string(enter.epoch));
+    note("enters epoch " + std::to_string(enter.members->epoch));
   }
   Error changed;
   changed.code = ErrorCode::group_changed;
-  engine_->set_members(
-      {enter.epoch, enter.instances, enter.names, false, enter.host_keys, enter.observers},
-      changed);
+  engine_->set_members(enter.members, changed);
 }
 
 void Process::reduce(Machine::Reduce& reduction) {
@@ -306,10 +304,9 @@ void Process::demote(const Machine::Demote& demote) {
   ++coverage["demotions asked for"];
   const Process* whom = world_->find(demote.instance);
   const bool observer = whom != nullptr && whom->learner_ && whom->learner_->habits().observer;
-  require(
-      !world_->peace() || observer,
-      name + " has " + demote.name + " demoted though nothing befell anybody: " + demote.reason);
-  note("asks to demote " + demote.name + ": " + demote.reason);
+  const std::string named = whom != nullptr ? whom->name : "a peer that is gone";
+  require(!world_->peace() || observer, name + " has " + named + " demoted without a fault");
+  note("asks to demote " + named);
   member_->ask_demotion(now(), demote.instance);
 }
 

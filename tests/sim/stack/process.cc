@@ -29,7 +29,7 @@ Process::Process(World& world, int number_is, Uid instance_is)
       name(number_is == 0 ? "broker" : "p" + std::to_string(number_is)),
       instance(instance_is),
       world_(&world),
-      node_(node_config(*this), allocator_, policy_, world.simulation.random.next()) {}
+      node_(node_config(*this), allocator_, authenticator_) {}
 
 Uid Process::host_key() const {
   return {7, static_cast<std::uint64_t>(number % world_->scenario.hosts) + 1};
@@ -185,6 +185,7 @@ void Process::perform(rpc::Write& action) {
 void Process::perform(rpc::CloseConnection& action) { world_->network.close(action.connection); }
 
 void Process::perform(rpc::AllocateGrant& action) {
+  if (action.seq == 0) ++coverage["standing grants"];
   auto [place, memory] = world_->network.allocate_grant(action.connection, action.bytes);
   node_.event(&session::Session::grant_ready, now(), action.connection, action.seq, action.part,
               place, std::move(memory));

@@ -128,7 +128,7 @@ class Process final : public Endpoint {
   bool vanished_ = false;
   bool leaving_ = false;
   HeapAllocator allocator_;
-  rpc::Policy policy_;
+  rpc::Authenticator authenticator_;
   rpc::Node node_;
   std::vector<rpc::Action> node_actions_;
   Time timer_ = kNever;

@@ -29,6 +29,7 @@ World::World(Scenario of, bool trace)
   tcp_.bytes_per_us = static_cast<double>(50 + random.below(500));
   shm_.kind = wire::PathKind::shm;
   shm_.traits = {true, std::size_t{1} << 16, 1};
+  shm_.traits.standing_grants = true;
   shm_.latency = microseconds(5);
   network.chunks_get_stuck = scenario.pause == 0;
   processes_.resize(static_cast<std::size_t>(scenario.processes()));

@@ -20,12 +20,12 @@ struct Verdict {
 // greetings, the side that makes it, the path and the key's name. Nonces make each greeting new, so
 // that no proof can be replayed. A peer without keys is insecure: it sends no proof, requires none,
 // and says so to a peer that sends one. See docs/design/security.md.
-class Policy {
+class Authenticator {
  public:
   // `origin`: the source of the keys ("the token file /home/…"), for this peer's user. `seed`:
   // random and secret; the nonces derive from it.
-  explicit Policy(crypto::Keyring keyring = {}, std::string origin = {},
-                  const crypto::Digest& seed = {});
+  explicit Authenticator(crypto::Keyring keyring = {}, std::string origin = {},
+                         const crypto::Digest& seed = {});
 
   // Before this side's greeting is sent: adds the keys that it can prove, and a nonce; `number`
   // differs each time.

@@ -42,8 +42,14 @@ void Machine::set_state(Time now, wire::Payload state) {
   if (!leader_ || !wants_state_) return;  // the epoch changed meanwhile: it will ask again
   wants_state_.reset();
   const SnapshotId id = leader_->promised()->id;
-  SnapshotInfo info = describe(id, config_.layout, state, config_.chunk_bytes);
-  HeldSnapshot held(std::move(info), std::move(state));
+  // Two promises of one version have one id: all receivers get the bytes that the first ones get.
+  const auto earlier = held_.find(id);
+  HeldSnapshot held =
+      earlier != held_.end()
+          ? earlier->second
+          : HeldSnapshot(describe(id, config_.layout, state, config_.chunk_bytes), state);
+  const auto is_here = [this](const Uid& to) { return view_->share_host(config_.instance, to); };
+  if (!std::ranges::all_of(leader_->promised()->to, is_here)) held.add_checksums();
   const std::vector<Uid> receivers = leader_->captured();
   for (std::size_t i = 0; i < receivers.size(); ++i) {
     std::vector<Uid> parents{config_.instance};
@@ -55,9 +61,8 @@ void Machine::set_state(Time now, wire::Payload state) {
   settle(now);
 }
 
-void Machine::on(Time, const Uid& from, const SnapshotComplete& complete,
-                 const std::vector<Buffer>&) {
-  if (leader_ && leader_->snapshot_complete(from, complete.id)) {
+void Machine::on(const Arrival& at, const SnapshotComplete& complete) {
+  if (leader_ && leader_->snapshot_complete(at.from, complete.id)) {
     broadcast(SnapshotOver{complete.id});
   }
 }
@@ -78,28 +83,26 @@ void Machine::request_state() {
   crash_point("join");
 }
 
-void Machine::on(Time now, const Uid& from, const SnapshotPromised& promised,
-                 const std::vector<Buffer>&) {
-  if (from != leader_id_ || standing_ != Standing::stateless) return;
+void Machine::on(const Arrival& at, const SnapshotPromised& promised) {
+  if (at.from != leader_id_ || standing_ != Standing::stateless) return;
   standing_ = Standing::pending;
   snapshot_ = promised.id;
   ledger_.keep_after(promised.id.version);
   fetch_.emplace(promised.id, config_.memory, config_.snapshot_timeout);
-  pump_fetch(now);
+  pump_fetch(at.now);
 }
 
-void Machine::on(Time now, const Uid& from, const SnapshotReady& ready,
-                 const std::vector<Buffer>&) {
-  if (from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
+void Machine::on(const Arrival& at, const SnapshotReady& ready) {
+  if (at.from != leader_id_ || !fetch_ || fetch_->id() != ready.info.id) return;
   // Not out of settle(): a tick may handle a message that was kept for a later epoch.
   try {
-    set_fetch_info(now, ready.info);
+    set_fetch_info(at.now, ready.info);
   } catch (const std::exception& e) {
     return abandon_snapshot(std::string("the leader's snapshot cannot be had: ") + e.what());
   }
-  fetch_->set_parents(now, ready.parents);
+  fetch_->set_parents(at.now, ready.parents);
   finish_fetch_when_complete();
-  pump_fetch(now);
+  pump_fetch(at.now);
 }
 
 // A newcomer whose user does not take the state, or applies rounds slower than they are made,
@@ -182,7 +185,8 @@ void Machine::state_installed(Time now, std::uint64_t number) {
 void Machine::received_snapshot(Time now, const Uid& from, const wire::Payload& payload) {
   const auto envelope = wire::decode<SnapshotEnvelope>(payload.body);
   if (envelope.group != config_.group) return;
-  std::visit([&](const auto& message) { on(now, from, message, payload.parts); }, envelope.message);
+  const Arrival arrival{now, from, payload.parts};
+  std::visit([&](const auto& message) { on(arrival, message); }, envelope.message);
 }
 
 void Machine::pump_fetch(Time now) {
@@ -236,51 +240,52 @@ void Machine::finish_fetch_when_complete() {
   wake();
 }
 
-void Machine::on(Time, const Uid& from, const FetchInfo& fetch, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const FetchInfo& fetch) {
   if (const auto held = held_.find(fetch.id); held != held_.end()) {
-    send_snapshot(from, held->second.info());
+    if (!view_->share_host(config_.instance, at.from)) held->second.add_checksums();
+    send_snapshot(at.from, held->second.info());
   } else if (!fetch_ || fetch_->id() != fetch.id) {
-    send_snapshot(from, Gone{fetch.id});
+    send_snapshot(at.from, Gone{fetch.id});
   } else if (fetch_->info()) {
-    send_snapshot(from, *fetch_->info());
+    send_snapshot(at.from, *fetch_->info());
   } else {
-    children_info_.insert(from);
+    children_info_.insert(at.from);
   }
 }
 
-void Machine::on(Time now, const Uid& from, const SnapshotInfo& info, const std::vector<Buffer>&) {
-  if (!fetch_ || fetch_->id() != info.id || fetch_->parent() != from) return;
-  set_fetch_info(now, info);
+void Machine::on(const Arrival& at, const SnapshotInfo& info) {
+  if (!fetch_ || fetch_->id() != info.id || fetch_->parent() != at.from) return;
+  set_fetch_info(at.now, info);
   for (const Uid& instance : std::exchange(children_info_, {})) send_snapshot(instance, info);
   finish_fetch_when_complete();
-  pump_fetch(now);
+  pump_fetch(at.now);
 }
 
 // Before the description arrives, a child may know more chunks than this peer.
 bool Machine::may_come(std::uint32_t chunk) const {
   const auto& info = fetch_->info();
-  return info ? chunk < info->crc32c.size() : children_.size() < kChildrensChunks;
+  return info ? chunk < fetch_->chunks() : children_.size() < kChildrensChunks;
 }
 
-void Machine::on(Time, const Uid& from, const FetchChunk& fetch, const std::vector<Buffer>&) {
+void Machine::on(const Arrival& at, const FetchChunk& fetch) {
   const auto held = held_.find(fetch.id);
   if (held != held_.end() && fetch.chunk < held->second.chunks()) {
-    send_snapshot(from, Chunk{fetch.id, fetch.chunk}, {held->second.chunk(fetch.chunk)});
+    send_snapshot(at.from, Chunk{fetch.id, fetch.chunk}, {held->second.chunk(fetch.chunk)});
   } else if (!fetch_ || fetch_->id() != fetch.id) {
-    send_snapshot(from, Gone{fetch.id});
+    send_snapshot(at.from, Gone{fetch.id});
   } else if (fetch_->has(fetch.chunk)) {
-    send_snapshot(from, Chunk{fetch.id, fetch.chunk}, {fetch_->chunk(fetch.chunk)});
-  } else if (view_.find(from) != nullptr && may_come(fetch.chunk)) {
-    children_[fetch.chunk].insert(from);
+    send_snapshot(at.from, Chunk{fetch.id, fetch.chunk}, {fetch_->chunk(fetch.chunk)});
+  } else if (view_->find(at.from) != nullptr && may_come(fetch.chunk)) {
+    children_[fetch.chunk].insert(at.from);
   }
 }
 
-void Machine::on(Time now, const Uid& from, const Chunk& chunk, const std::vector<Buffer>& parts) {
-  if (!fetch_ || fetch_->id() != chunk.id || parts.size() != 1) return;
-  if (fetch_->chunk(now, from, chunk.chunk, parts[0])) give_chunk(chunk.chunk);
-  if (fetch_->is_parent_useless()) return next_parent(now, from);
+void Machine::on(const Arrival& at, const Chunk& chunk) {
+  if (!fetch_ || fetch_->id() != chunk.id || at.parts.size() != 1) return;
+  if (fetch_->chunk(at.now, at.from, chunk.chunk, at.parts[0])) give_chunk(chunk.chunk);
+  if (fetch_->is_parent_useless()) return next_parent(at.now, at.from);
   finish_fetch_when_complete();
-  pump_fetch(now);
+  pump_fetch(at.now);
 }
 
 void Machine::give_chunk(std::uint32_t chunk) {

@@ -1,4 +1,4 @@
-#include "rpc/policy.h"
+#include "rpc/authenticator.h"
 
 #include <span>
 #include <utility>
@@ -69,17 +69,16 @@ std::string no_common_key(const wire::Hello& ours, const wire::Hello& theirs) {
 
 }  // namespace
 
-Policy::Policy(crypto::Keyring keyring, std::string origin, const Digest& seed)
+Authenticator::Authenticator(crypto::Keyring keyring, std::string origin, const Digest& seed)
     : keyring_(std::move(keyring)), origin_(std::move(origin)), seed_(seed) {}
 
-void Policy::introduce(wire::Hello& ours, std::uint64_t number) const {
-  if (keyring_.empty()) return;
+void Authenticator::introduce(wire::Hello& ours, std::uint64_t number) const {
   ours.keys = keyring_.identities();
   const Bytes message = std::as_bytes(std::span(&number, 1));
   ours.nonce = crypto::hmac_sha256(seed_, message);
 }
 
-std::string Policy::advice() const {
+std::string Authenticator::advice() const {
   if (keyring_.empty()) return "this peer is insecure: it shows no token";
   std::string text = "this peer shows ";
   text += crypto::describe_identity(keyring_.identities().front());
@@ -87,8 +86,8 @@ std::string Policy::advice() const {
 }
 
 // The verdict if a side is insecure: both must be.
-std::optional<Verdict> Policy::without_proof(const wire::Hello& ours,
-                                             const wire::Hello& theirs) const {
+std::optional<Verdict> Authenticator::without_proof(const wire::Hello& ours,
+                                                    const wire::Hello& theirs) const {
   if (keyring_.empty()) {
     return theirs.keys.empty() ? Verdict{} : refused(one_is_insecure(ours, theirs));
   }
@@ -96,8 +95,8 @@ std::optional<Verdict> Policy::without_proof(const wire::Hello& ours,
   return std::nullopt;
 }
 
-Verdict Policy::answer(const wire::Channel& channel, const wire::Hello& dialler,
-                       wire::Hello& acceptor) const {
+Verdict Authenticator::answer(const wire::Channel& channel, const wire::Hello& dialler,
+                              wire::Hello& acceptor) const {
   if (auto verdict = without_proof(acceptor, dialler)) return std::move(*verdict);
   std::vector<Key> shown;
   for (const std::string& identity : dialler.keys) {
@@ -114,8 +113,8 @@ Verdict Policy::answer(const wire::Channel& channel, const wire::Hello& dialler,
   return {{}, shown.front().scope};
 }
 
-Verdict Policy::check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
-                               const wire::Hello& acceptor, wire::Hello& welcome) const {
+Verdict Authenticator::check_acceptor(const wire::Channel& channel, const wire::Hello& dialler,
+                                      const wire::Hello& acceptor, wire::Hello& welcome) const {
   if (auto verdict = without_proof(dialler, acceptor)) return std::move(*verdict);
   for (std::size_t i = 0; i < acceptor.keys.size(); ++i) {
     const auto key = keyring_.find(acceptor.keys[i]);
@@ -136,8 +135,9 @@ Verdict Policy::check_acceptor(const wire::Channel& channel, const wire::Hello& 
   return refused(no_common_key(dialler, acceptor));
 }
 
-Verdict Policy::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
-                              const wire::Hello& acceptor, const wire::Hello& welcome) const {
+Verdict Authenticator::check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
+                                     const wire::Hello& acceptor,
+                                     const wire::Hello& welcome) const {
   if (auto verdict = without_proof(acceptor, dialler)) return std::move(*verdict);
   // Only a key that this side has proven.
   const std::string named = welcome.keys.empty() ? std::string() : welcome.keys.front();

@@ -1,4 +1,4 @@
-#include "runtime/shared_memory/shared_collectives.h"
+#include "runtime/group/operation_runner.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -20,9 +21,9 @@
 #include "wire/archive.h"
 
 namespace moolink::runtime {
-namespace shared_collectives_test {
+namespace operation_runner_test {
 
-constexpr std::uint64_t kElements = 700000;  // several pieces of several slices
+constexpr std::int64_t kElements = 700000;  // several pieces of several slices
 constexpr std::size_t kBytes = kElements * sizeof(float);
 
 // One member, with its own context as in a process of its own.
@@ -34,54 +35,54 @@ class Member final : public Driven {
     options.transports = std::move(transports);
     rpc = RpcPeer::create(context, std::move(options));
     const Engine::Lock lock = context->lock();
-    shared = std::make_shared<SharedCollectives>(
-        rpc, "test", "", "tests", rpc::Service::collective,
-        SharedCollectives::Events{[this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
-                                  [this](std::uint64_t s) { tell([&] { ended.insert(s); }); },
-                                  [](const collective::SharedPipeline::Sum&) {},
-                                  [this](const Error& error) { tell([&] { broken = error; }); }});
+    runner = std::make_shared<OperationRunner>(
+        rpc, "test", "test", OperationRunner::Segment{"", "tests", rpc::Service::collective},
+        OperationRunner::Events{{},
+                                [this](const collective::Engine::Done& done) {
+                                  tell([&] { ended.insert(numbers.at(done.op)); });
+                                },
+                                [this](const Error& error) { tell([&] { broken = error; }); },
+                                [this](std::uint64_t epoch) { tell([&] { ready = epoch; }); },
+                                [this](const Error& error) { tell([&] { broken = error; }); }});
     driven = context->engine().add(*this);
   }
   ~Member() override {
     {
       const Engine::Lock lock = context->lock();
-      shared->close();
+      runner->close();
       driven.reset();
     }
     rpc->close();
     context->stop();
   }
 
-  void tick(Time now) override { shared->tick(now); }
-  Time next_deadline() const override { return shared->next_deadline(); }
+  void tick(Time now) override { runner->tick(now); }
+  Time next_deadline() const override { return runner->next_deadline(); }
 
   void enter(const std::vector<Member*>& members, std::uint64_t epoch) {
-    SharedCollectives::Members entered;
-    entered.epoch = epoch;
-    entered.one_host = true;
+    std::vector<collective::EpochMembers::Member> entered;
     for (const Member* member : members) {
-      entered.instances.push_back(member->rpc->instance());
-      entered.names.push_back(member->rpc->name());
+      entered.push_back({member->rpc->instance(), member->rpc->name(), context->host_key()});
     }
     const Engine::Lock lock = context->lock();
-    shared->leave();
     ended.clear();
-    shared->enter(io::now(), entered);
+    runner->enter(io::now(), std::make_shared<const collective::EpochMembers>(epoch, entered), {});
     rpc->flush();
     context->engine().rearm(next_deadline());
   }
-  // Operation `s` of `ranks`; returns its output.
-  MutableBuffer reduce(std::uint64_t s, std::uint32_t ranks, std::vector<Buffer> inputs) {
-    collective::PipelineOperation operation;
-    operation.s = s;
-    operation.passage = {collective::Kind::all_reduce, 0, ranks, sizeof(float), kElements};
-    operation.dtype = tensor::DType::float32;
-    operation.divisor = 2;
-    operation.inputs = std::move(inputs);
-    operation.output = HeapAllocator().allocate(kBytes);
-    const MutableBuffer output = operation.output;
+  // Operation `s` of the epoch; returns its output.
+  MutableBuffer reduce(std::uint64_t s, std::vector<Buffer> inputs) {
+    collective::OpSpec spec;
+    spec.divisor = 2;
+    spec.shape = {kElements};
+    const MutableBuffer output = HeapAllocator().allocate(kBytes);
+    collective::Engine::Options options;
+    options.output = output;
+    options.shared = s;
     const Engine::Lock lock = context->lock();
-    shared->start(std::move(operation));
+    const auto op = runner->engine().start("test", spec, std::move(inputs), std::move(options));
+    numbers[op] = s;
+    runner->carry_out();
     return output;
   }
   bool wait(const std::function<bool()>& condition) {
@@ -91,11 +92,12 @@ class Member final : public Driven {
 
   std::shared_ptr<Context> context = Context::create({});
   std::shared_ptr<RpcPeer> rpc;
-  std::shared_ptr<SharedCollectives> shared;
+  std::shared_ptr<OperationRunner> runner;
   Listed<Driven> driven;
   std::mutex mutex;  // of what the events tell
   std::condition_variable changed;
   std::uint64_t ready = 0;
+  std::map<collective::OpId, std::uint64_t> numbers;  // with the lock of the engine
   std::set<std::uint64_t> ended;
   Error broken;
 
@@ -111,7 +113,7 @@ class Member final : public Driven {
 Buffer filled(float value) {
   const MutableBuffer buffer = HeapAllocator().allocate(kBytes);
   auto* elements = reinterpret_cast<float*>(buffer.data());
-  for (std::uint64_t i = 0; i < kElements; ++i) elements[i] = value + static_cast<float>(i % 7);
+  for (std::int64_t i = 0; i < kElements; ++i) elements[i] = value + static_cast<float>(i % 7);
   return buffer;
 }
 
@@ -119,13 +121,13 @@ Buffer filled(float value) {
 bool is_line(const Buffer& result, float scale, float offset) {
   if (result.size() != kBytes) return false;
   const auto* elements = reinterpret_cast<const float*>(result.data());
-  for (std::uint64_t i = 0; i < kElements; ++i) {
+  for (std::int64_t i = 0; i < kElements; ++i) {
     if (elements[i] != scale * static_cast<float>(i % 7) + offset) return false;
   }
   return true;
 }
 
-TEST("shared collectives: two peers attach, reduce many times, and move to another epoch") {
+TEST("operations in a segment: two peers attach, reduce many times, and move to another epoch") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
@@ -138,8 +140,8 @@ TEST("shared collectives: two peers attach, reduce many times, and move to anoth
     for (std::uint64_t s = 1; s <= 6; ++s) {
       const auto value = static_cast<float>(s * epoch);
       // b contributes twice to each.
-      results.push_back(a.reduce(s, 2, {filled(value)}));
-      results.push_back(b.reduce(s, 2, {filled(2 * value), filled(1)}));
+      results.push_back(a.reduce(s, {filled(value)}));
+      results.push_back(b.reduce(s, {filled(2 * value), filled(1)}));
     }
     for (Member* member : {&a, &b}) {
       CHECK(member->wait([&] { return member->ended.contains(6); }));
@@ -152,7 +154,7 @@ TEST("shared collectives: two peers attach, reduce many times, and move to anoth
   }
 }
 
-TEST("shared collectives: three peers reduce a slice each") {
+TEST("operations in a segment: three peers reduce a slice each") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   Member c("c", {wire::PathKind::shm, wire::PathKind::tcp});
@@ -166,7 +168,7 @@ TEST("shared collectives: three peers reduce a slice each") {
   for (std::uint64_t s = 1; s <= 6; ++s) {
     float value = 1;
     for (Member* member : members) {
-      results.push_back(member->reduce(s, 3, {filled(value)}));
+      results.push_back(member->reduce(s, {filled(value)}));
       value += static_cast<float>(s);
     }
   }
@@ -189,7 +191,7 @@ void cut_sockets() {
   }
 }
 
-TEST("shared collectives: memory is lent once it is mapped, beyond the end of the connection") {
+TEST("operations in a segment: memory is lent once it is mapped, also after the connection ends") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
@@ -225,7 +227,7 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
   CHECK(is_there());
   for (const std::uint64_t s : {1, 2}) {
     write(1);
-    const MutableBuffer second = b.reduce(s, 2, {memory});
+    const MutableBuffer second = b.reduce(s, {memory});
     // b has put nothing into its window: a reads the memory of b as it is when a begins, also when
     // the connection has ended before that.
     {
@@ -236,7 +238,7 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
       cut_sockets();
       CHECK(call_until([&] { return !is_there(); }));
     }
-    const MutableBuffer first = a.reduce(s, 2, {filled(1)});
+    const MutableBuffer first = a.reduce(s, {filled(1)});
     for (Member* member : {&a, &b}) {
       CHECK(member->wait([&] { return member->ended.contains(s); }));
       CHECK(!member->broken);
@@ -246,7 +248,8 @@ TEST("shared collectives: memory is lent once it is mapped, beyond the end of th
   CHECK(call_until(lends));  // through the next connection
 }
 
-TEST("shared collectives: what a peer outside the group lent is unmapped with its connection") {
+TEST(
+    "operations in a segment: memory of a peer outside the group is unmapped with its connection") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   const std::string address = a.rpc->listen("127.0.0.1:0").at(0);
@@ -279,7 +282,7 @@ TEST("shared collectives: what a peer outside the group lent is unmapped with it
   CHECK(call_until(b, [&] { return lent.expired(); }));
 }
 
-TEST("shared collectives: a member that enters late finds the offer that came early") {
+TEST("operations in a segment: a member that enters late finds the offer that came early") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
@@ -291,7 +294,7 @@ TEST("shared collectives: a member that enters late finds the offer that came ea
   CHECK(b.wait([&] { return b.ready == 7; }));
 }
 
-TEST("shared collectives: an offer of the zero key leaves nothing behind") {
+TEST("operations in a segment: an offer of the zero key leaves no expectation") {
   Member a("a", {wire::PathKind::shm, wire::PathKind::tcp});
   Member b("b", {wire::PathKind::shm, wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
@@ -314,7 +317,7 @@ TEST("shared collectives: an offer of the zero key leaves nothing behind") {
   bool later = false;
   {
     const Engine::Lock lock = b.context->lock();
-    b.shared->close();
+    b.runner->close();
     b.rpc->descriptors().expect(kLater, [&](const std::vector<Descriptor>&) {
       const std::lock_guard guard(b.mutex);
       later = true;
@@ -336,16 +339,17 @@ TEST("shared collectives: an offer of the zero key leaves nothing behind") {
   CHECK(unclaimed);
 }
 
-TEST("shared collectives: without shared memory nobody is ready, and no operation starts") {
+TEST("operations in a segment: without shared memory no member is ready, and no operation passes") {
   Member a("a", {wire::PathKind::tcp});
   Member b("b", {wire::PathKind::tcp});
   b.rpc->connect(a.rpc->listen("127.0.0.1:0").at(0));
   a.enter({&a, &b}, 3);
   b.enter({&a, &b}, 3);
-  CHECK_THROWS(b.reduce(1, 2, {filled(1)}), ErrorCode::error);
+  b.reduce(1, {filled(1)});
+  CHECK(b.broken.code == ErrorCode::error && b.ended.empty());
   CHECK_EQ(a.ready, 0u);
   CHECK_EQ(b.ready, 0u);
 }
 
-}  // namespace shared_collectives_test
+}  // namespace operation_runner_test
 }  // namespace moolink::runtime

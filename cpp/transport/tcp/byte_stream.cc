@@ -1,4 +1,4 @@
-#include "transport/tcp/stream.h"
+#include "transport/tcp/byte_stream.h"
 
 #include <sys/socket.h>
 

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/uid.h"
@@ -81,10 +85,46 @@ inline Hosts hosts_of(const std::vector<Uid>& keys, std::vector<std::uint32_t> o
   return hosts;
 }
 
-// Whether all ranks have one host key.
-inline bool share_a_host(const std::vector<Uid>& keys) {
-  return !keys.empty() && !keys.front().empty() &&
-         std::count(keys.begin(), keys.end(), keys.front()) == std::ssize(keys);
-}
+// The members of one epoch in rank order, and their hosts. The object that decides which members
+// take part in the epoch makes this once; all others in this process share it.
+struct EpochMembers {
+  struct Member {
+    Uid instance;
+    std::string name;
+    Uid host_key = {};      // if no member has one, all are on one host, without shared memory
+    bool observer = false;  // passes no inputs
+  };
+
+  EpochMembers() = default;
+  EpochMembers(std::uint64_t number, std::vector<Member> list)
+      : epoch(number), members(std::move(list)) {
+    std::vector<Uid> keys;
+    std::vector<std::uint32_t> observers;
+    for (const Member& member : members) {
+      if (member.observer) observers.push_back(static_cast<std::uint32_t>(keys.size()));
+      keys.push_back(member.host_key);
+    }
+    const bool has_keys = std::ranges::any_of(keys, [](const Uid& key) { return !key.empty(); });
+    one_host = has_keys && std::ranges::count(keys, keys.front()) == std::ssize(keys);
+    hosts = hosts_of(has_keys ? keys : std::vector(keys.size(), Uid{1, 1}), observers);
+    alone = hosts_of(std::vector<Uid>(keys.size()), observers);
+  }
+
+  std::size_t size() const { return members.size(); }
+  const Member& operator[](std::size_t rank) const { return members[rank]; }
+  std::optional<std::uint32_t> rank_of(const Uid& instance) const {
+    const auto found = std::ranges::find(members, instance, &Member::instance);
+    if (found == members.end()) return std::nullopt;
+    return static_cast<std::uint32_t>(found - members.begin());
+  }
+
+  std::uint64_t epoch = 0;  // 0: none
+  std::vector<Member> members;
+  bool one_host = false;  // all are on one host and can share memory
+  Hosts hosts;
+  Hosts alone;  // each rank is a host of its own, for an exchange without shared memory
+};
+
+using SharedMembers = std::shared_ptr<const EpochMembers>;
 
 }  // namespace moolink::collective

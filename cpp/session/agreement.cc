@@ -28,7 +28,6 @@ void Session::say_welcome(Link& link) {
   welcome.rx_next = inbox_.complete().cum() + 1;
   welcome.rx_have = inbox_.complete().bitmap();
   if (welcome.rx_have.size() > wire::kMaxHaveWords) welcome.rx_have.resize(wire::kMaxHaveWords);
-  link.has_said = true;
   link.said = id_;
   wire::Frame frame = wire::make_frame(wire::FrameType::welcome, welcome);
   frame.header.flags = confirmed_ ? kEstablished : 0;
@@ -37,7 +36,7 @@ void Session::say_welcome(Link& link) {
 
 void Session::welcomed(Time now, Link& link, const wire::ReceivedFrame& frame) {
   if (link.attached) wire::fail("WELCOME on a connection that is in use");
-  const wire::Hello theirs = wire::decode_hello(frame.control(), config_.limits);
+  const wire::Hello theirs = wire::decode_hello(frame.control());
   const std::size_t frame_bytes =
       static_cast<std::size_t>(std::min<std::uint64_t>(theirs.max_frame, config_.limits.max_frame));
   if (frame_bytes < kInlineTotal) wire::fail("the peer's largest frame is too small");
@@ -52,13 +51,13 @@ void Session::welcomed(Time now, Link& link, const wire::ReceivedFrame& frame) {
 
 void Session::welcomed_as_chooser(Time now, Link& link, const wire::Hello& theirs) {
   if (id_ != 0 && theirs.session == id_) {
-    if (!link.has_said || link.said != id_) say_welcome(link);
+    if (link.said != id_) say_welcome(link);
     agreed(now, link, theirs);
     return;
   }
   // Only the answer to our naming of the session, on this very connection, proves that the peer
   // does not have it: an earlier frame may have crossed the greeting of another connection.
-  const bool proven = link.has_said && link.said == id_;
+  const bool proven = link.said == id_;
   if (id_ == 0 || proven) restart(next_id(), link.connection);
   say_welcome(link);
 }
@@ -83,7 +82,7 @@ void Session::welcomed_as_follower(Time now, Link& link, const wire::Hello& thei
     }
     restart(named, link.connection);
   }
-  if (!link.has_said || link.said != id_) say_welcome(link);
+  if (link.said != id_) say_welcome(link);
   agreed(now, link, theirs);
 }
 
