@@ -19,6 +19,10 @@ time of writing does not count.
 
 waits for 20 ms before each contribution, as a host does for its accelerator, with one round under
 way at a time and with two: then a round is reduced while the next gradient is computed.
+
+    python benchmarks/accumulator.py --device cuda
+
+keeps parameters and gradients on the device; gloo reduces a copy in host memory, as its users do.
 """
 
 from __future__ import annotations
@@ -42,10 +46,10 @@ SHAPES = {  # about 1.69 M parameters: the Nature network with four stacked fram
 }  # fmt: skip
 
 
-def parameters(count: int) -> list[torch.Tensor]:
+def parameters(count: int, device: str) -> list[torch.Tensor]:
     """Returns parameters with gradients: the Nature shapes, or one tensor of ``count`` elements."""
     shapes = SHAPES["nature"] if count == 0 else [(count,)]
-    leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+    leaves = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
     for leaf in leaves:
         leaf.grad = torch.ones_like(leaf)
     return leaves
@@ -60,14 +64,21 @@ def copy_gradients(leaves: list[torch.Tensor], flat: torch.Tensor) -> None:
 
 
 def gloo_round(leaves: list[torch.Tensor], peers: int) -> None:
-    """Flatten, all_reduce, scale, copy back."""
-    flat = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
+    """Flatten, all_reduce in host memory, scale, copy back."""
+    gathered = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
+    flat = gathered.cpu()  # itself in host memory
     torch.distributed.all_reduce(flat)
-    flat.div_(peers)
+    flat = flat.to(gathered.device).div_(peers)
     offset = 0
     for leaf in leaves:
         leaf.grad.copy_(flat[offset : offset + leaf.numel()].view_as(leaf))
         offset += leaf.numel()
+
+
+def finish(device: str) -> None:
+    """Waits for the work of this process on the device."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 def peer(args: argparse.Namespace) -> None:
@@ -81,7 +92,7 @@ def peer(args: argparse.Namespace) -> None:
         rank=args.peer,
         world_size=args.peers,
     )
-    mine = parameters(args.parameters)
+    mine = parameters(args.parameters, args.device)
     with moolink.Rpc(f"peer-{args.peer}") as rpc:
         rpc.connect(args.broker)
         group = moolink.Group(rpc, "benchmark")
@@ -135,14 +146,15 @@ class Until:
 
 def rounds(accumulator, until: Until, args: argparse.Namespace, mine) -> dict[str, Any]:
     """Measures moolink's rounds and gloo's in turn; returns their times in ms."""
-    theirs = parameters(args.parameters)
-    flat = torch.zeros(sum(leaf.numel() for leaf in mine))
+    theirs = parameters(args.parameters, args.device)
+    flat = torch.zeros(sum(leaf.numel() for leaf in mine), device=args.device)
     times: dict[str, list[float]] = {"moolink": [], "gloo": []}
     cpu: dict[str, list[float]] = {"moolink": [], "gloo": []}
     busy: list[float] = []
     copy: list[float] = []
     for trial in range(args.trials + 5):
         for system in ("moolink", "gloo"):
+            finish(args.device)
             torch.distributed.barrier()
             wall, used = time.perf_counter(), time.process_time()
             mine_used, until.waited = time.thread_time(), 0.0
@@ -159,6 +171,7 @@ def rounds(accumulator, until: Until, args: argparse.Namespace, mine) -> dict[st
                 until(accumulator.has_gradients)
             else:
                 gloo_round(theirs, args.peers)
+            finish(args.device)
             if trial >= 5:  # the first ones warm pages up
                 times[system].append(1e3 * (time.perf_counter() - wall))
                 cpu[system].append(1e3 * (time.process_time() - used))
@@ -168,6 +181,7 @@ def rounds(accumulator, until: Until, args: argparse.Namespace, mine) -> dict[st
                 torch.distributed.barrier()
                 used = time.thread_time()
                 copy_gradients(theirs, flat)
+                finish(args.device)
                 if trial >= 5:
                     copy.append(1e3 * (time.thread_time() - used))
             else:
@@ -212,6 +226,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=0, help="elements; 0: the Nature network")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--overlap", type=float, default=0, help="ms of computing a contribution")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the model")
     parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
@@ -228,7 +243,8 @@ def main() -> None:
         address = broker.listen("127.0.0.1:0")[0]
         command = [sys.executable, __file__, f"--peers={args.peers}", f"--broker={address}",
                    f"--parameters={args.parameters}", f"--trials={args.trials}",
-                   f"--overlap={args.overlap}", *(["--views"] if args.views else []),
+                   f"--overlap={args.overlap}", f"--device={args.device}",
+                   *(["--views"] if args.views else []),
                    f"--gloo-port={free_port()}"]  # fmt: skip
         children = [
             subprocess.Popen(
@@ -248,7 +264,7 @@ def main() -> None:
 
 def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Prints the table."""
-    count = sum(leaf.numel() for leaf in parameters(args.parameters))
+    count = sum(leaf.numel() for leaf in parameters(args.parameters, "cpu"))
     if args.overlap:
         for parallel, milliseconds in figures.items():
             print(
@@ -257,7 +273,8 @@ def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
             )
         return
     print(
-        f"{args.peers} peers, {count:,} float32 parameters, {args.trials} rounds each, interleaved"
+        f"{args.peers} peers, {count:,} float32 parameters ({args.device}), {args.trials} rounds "
+        "each, interleaved"
     )
     print(f"{'system':10} {'p50 ms':>8} {'p90 ms':>8} {'best ms':>8} {'cpu ms':>8}")
     for system, values in figures["wall_ms"].items():

@@ -92,7 +92,7 @@ class Soak:
         return life
 
     def event(self) -> None:
-        """Somebody comes or goes."""
+        """A peer joins or leaves."""
         kind = self.dice.choice(("join", "join", "leave", "kill", "broker"))
         if kind == "join" and len(self.mortals) < 2:
             self.born += 1

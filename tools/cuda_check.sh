@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Builds the extension with this machine's python3 and runs what needs a CUDA device there: the tests
-# in tests/cuda, then benchmarks/cuda_tensors.py. For a machine without a network: what python3 lacks for
+# in tests/cuda, then benchmarks/cuda_tensors.py, rounds of gradients on the device beside gloo, and a
+# storm of deaths of peers with a model on the device. For a machine without a network: what python3 lacks for
 # this is taken from wheels in .whl/, if that folder is there.
 #
-# usage: tools/cuda_check.sh [tests] [bench] [sanitizer]; default: tests bench
+# usage: tools/cuda_check.sh [tests] [bench] [rounds] [storm] [sanitizer]; default: all but sanitizer
 # Results go to $OUT (default build/cuda): log of the tests, figures of the benchmark.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 out=${OUT:-build/cuda}
 site=${MOOLINK_SITE:-/tmp/moolink-site}
-steps=${*:-tests bench}
+steps=${*:-tests bench rounds storm}
 began=$SECONDS
 limit=${LIMIT:-460}  # seconds for all of it
 # The seconds that a step has which asks for so many; `timeout 0` would mean no end.
@@ -100,6 +101,21 @@ for step in $steps; do
         MOOLINK_CUDA_IPC=$ipc timeout "$(left 150)" "$python" benchmarks/cuda_tensors.py \
           --json "$out/cuda-ipc$ipc.json" 2>&1 | tee "$out/bench-ipc$ipc.log" || status=1
       done
+      ;;
+    rounds)
+      say "rounds of gradients"
+      for peers in 2 4; do
+        timeout "$(left 90)" "$python" benchmarks/accumulator.py --device cuda --peers $peers \
+          --parameters 1700000 2>&1 | tee -a "$out/rounds.log" || status=1
+      done
+      ;;
+    storm)
+      say "storm of deaths"
+      used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
+      before=$(used)
+      timeout "$(left 300)" "$python" -m tests.faults.storm --kills 100 --device cuda 2>&1 |
+        tee "$out/storm.log" || status=1
+      say "memory of the device in use: before $before, after $(used)"
       ;;
     *)
       echo "unknown step $step" >&2

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "accumulate/flush.h"
+#include "accumulate/decision.h"
 #include "accumulate/leader.h"
 #include "accumulate/ledger.h"
 #include "accumulate/messages.h"

@@ -192,7 +192,7 @@ class PyAccumulator : public runtime::AccumulatorPeer {
     options.role = observer ? group::Role::observer : group::Role::member;
     for (const auto& [dtype_name, count] : sections) {
       const auto dtype = tensor::dtype_from_name(dtype_name);
-      if (!dtype || !collective::is_supported(*dtype, collective::ReduceOp::mean)) {
+      if (!dtype || !runtime::are_averaged(*dtype)) {
         throw Exception(ErrorCode::invalid_argument,
                         "gradients of type " + dtype_name + " cannot be averaged");
       }

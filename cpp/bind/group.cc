@@ -185,8 +185,8 @@ nb::object start(const PyGroup& self, const std::string& name, collective::OpSpe
 }
 
 // `array`: this member's input, whatever its shape; `count`: elements of a block
-// (collective/plan.h); `output`: where the result goes, or None: a new flat array, which the future
-// returns. With `output` the future returns None.
+// (collective/passage.h); `output`: where the result goes, or None: a new flat array, which the
+// future returns. With `output` the future returns None.
 nb::object collective_of(const PyGroup& self, const std::string& name, const std::string& kind,
                          std::uint32_t root, const std::string& op, const std::string& dtype,
                          const std::string& layout, std::int64_t count, nb::handle array,

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "collective/compression.h"
 #include "collective/kernels.h"
-#include "collective/plan.h"
+#include "collective/passage.h"
 #include "tensor/dtype.h"
 #include "tensor/layout.h"
 #include "wire/archive.h"

@@ -18,8 +18,8 @@
 #include "collective/exchange.h"
 #include "collective/kernels.h"
 #include "collective/messages.h"
+#include "collective/passage.h"
 #include "collective/pipeline_operation.h"
-#include "collective/plan.h"
 #include "collective/work.h"
 #include "wire/payload.h"
 

@@ -9,7 +9,7 @@
 #include "base/buffer.h"
 #include "base/progress.h"
 #include "collective/kernels.h"
-#include "collective/plan.h"
+#include "collective/passage.h"
 #include "tensor/dtype.h"
 
 namespace moolink::collective {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/round_up.h"
-#include "collective/plan.h"
+#include "collective/passage.h"
 
 namespace moolink::collective {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collective/plan.h"
+#include "collective/passage.h"
 
 namespace moolink::collective {
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "collective/passage.h"
 #include "collective/pipeline_operation.h"
 #include "collective/pipeline_segment.h"
-#include "collective/plan.h"
 
 namespace moolink::collective {
 

@@ -106,7 +106,7 @@ void Node::received(Time now, ConnectionId id, const wire::ReceivedFrame& frame)
     guard([&] { greet(now, *connection, frame); },
           [&](const Error& broken) {
             drop_connection(now, id, broken, true);
-            complain(now, "a connection is closed: " + broken.message);
+            log_limited(now, "a connection is closed: " + broken.message);
           });
     return settle(now);
   }
@@ -306,7 +306,7 @@ void Node::warn_once(Time now, const std::string& text) {
   if (text == last_warning_ && now - warned_at_ < kSayAgain) return;
   last_warning_ = text;
   warned_at_ = now;
-  complain(now, text);
+  log_limited(now, text);
 }
 
 // Calls with no other path to their peer need not wait until their time-out.

@@ -24,8 +24,8 @@
 #include "base/uid.h"
 #include "rpc/actions.h"
 #include "rpc/authenticator.h"
-#include "rpc/complaints.h"
 #include "rpc/dialler.h"
+#include "rpc/log_limit.h"
 #include "rpc/messages.h"
 #include "rpc/records.h"
 #include "rpc/timers.h"
@@ -210,8 +210,8 @@ class Node {
   void disconnected_from(Time now, Peer& peer);
   void log(LogLevel level, std::string text) { actions_.push_back(Log{level, std::move(text)}); }
   // About an unauthenticated connection.
-  void complain(Time now, std::string text) {
-    auto line = complaints_.make(now, std::move(text));
+  void log_limited(Time now, std::string text) {
+    auto line = log_limit_.line(now, std::move(text));
     if (line) log(LogLevel::warning, std::move(*line));
   }
 
@@ -330,7 +330,7 @@ class Node {
   std::uint64_t last_search_ = 0;
   std::map<std::string, Search, std::less<>> searches_;
   std::map<std::string, Past, std::less<>> past_;  // a few
-  Complaints complaints_;
+  LogLimit log_limit_;
 
   bool any_broken_ = false;
   bool closing_ = false;

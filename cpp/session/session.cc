@@ -70,8 +70,8 @@ void Session::set_receive_window(Time now, std::uint64_t bytes, std::uint64_t me
   if (Link* link = best_link(now)) write_window(*link);
 }
 
-void Session::end(const Error& reason, bool farewell) {
-  if (farewell) {
+void Session::end(const Error& reason, bool send_close) {
+  if (send_close) {
     const auto say = [&] {
       const wire::Close close{reason.code, reason.message};
       for (auto& [connection, link] : links_) {

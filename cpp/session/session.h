@@ -39,7 +39,7 @@ struct Timing {
   Duration suspect_after = seconds(1);      // silent for this long: use another path
   Duration evict_after = seconds(3);        // silent for this long: the session is lost
   Duration late_after = milliseconds(500);  // a tick so late means that this side was stopped,
-  Duration forgive_for = seconds(1);        // and it suspects no peer for this long
+  Duration trust_for = seconds(1);          // and it suspects no peer for this long
   Duration ack_after = milliseconds(25);    // acknowledge without other traffic to carry it
   std::uint32_t ack_every = 16;             // ... or after this many messages
   Duration standing_for = seconds(5);       // a standing grant unused for this long is returned
@@ -221,8 +221,8 @@ class Session {
   void tick(Time now);
   Time next_deadline() const;
   // Ends the session: the peer is known to be dead, or has sent CLOSE, or this side closes.
-  // `farewell`: send CLOSE on each connection first.
-  void end(const Error& reason, bool farewell);
+  // `send_close`: send CLOSE on each connection first.
+  void end(const Error& reason, bool send_close);
 
   // No session and no connection is left.
   bool ended() const { return id_ == 0 && links_.empty(); }
@@ -340,7 +340,7 @@ class Session {
   bool was_full_ = false;            // a message was refused since WindowOpened
 
   Time last_heard_{};
-  Time forgiving_until_{};  // suspects no peer before
+  Time suspects_from_{};  // suspects no peer before
   Time expected_tick_ = kNever;
 };
 

@@ -11,7 +11,7 @@ void Session::tick(Time now) {
   // A tick so late means that this process was stopped: it has not read what the peer sent
   // meanwhile, so the peer's silence proves nothing.
   if (expected_tick_ != kNever && now > expected_tick_ + config_.timing.late_after) {
-    forgiving_until_ = now + config_.timing.forgive_for;
+    suspects_from_ = now + config_.timing.trust_for;
   }
   if (now >= ack_at_) write_ack(now);
   return_idle_standing(now);
@@ -19,7 +19,7 @@ void Session::tick(Time now) {
 }
 
 bool Session::silent_for(Time now, Time since, Duration duration) const {
-  return now >= forgiving_until_ && now - since >= duration;
+  return now >= suspects_from_ && now - since >= duration;
 }
 
 // A session offered on a connection that broke before the answer is kept as long as any other: the
@@ -59,7 +59,7 @@ Time Session::next_deadline() const {
   Time next = std::min(ack_at_, standing_deadline());
   for (const auto& [connection, link] : links_) next = std::min(next, link.ping_at);
   if (may_fall_silent()) {
-    next = std::min(next, std::max(last_heard_ + config_.timing.evict_after, forgiving_until_));
+    next = std::min(next, std::max(last_heard_ + config_.timing.evict_after, suspects_from_));
   }
   return next;
 }

@@ -18,7 +18,7 @@ ConnectionBase::ConnectionBase(Environment& environment, ConnectionOwner& owner,
       dialled_(std::move(dialled)),
       queue_(low_water, high_water),
       receiver_(environment, *this, own) {
-  receiver_.set_max_frame(std::min(environment.limits.max_frame, kStrangerFrame));
+  receiver_.set_max_frame(std::min(environment.limits.max_frame, kGreetingFrame));
 }
 
 Error ConnectionBase::with_peer(const Error& error) const {

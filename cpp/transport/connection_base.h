@@ -93,7 +93,7 @@ class ConnectionBase : public Connection, public std::enable_shared_from_this<Co
   // Calls end() from the loop.
   void post_end(const Error& error, bool peer_dead) noexcept MOOLINK_LOCKED;
 
-  static constexpr std::size_t kStrangerFrame = std::size_t{16} << 10;  // many times a greeting
+  static constexpr std::size_t kGreetingFrame = std::size_t{16} << 10;  // many times a greeting
   static constexpr Duration kLinger = seconds(1);  // a closing connection may send its queue
 
   Environment& environment_;

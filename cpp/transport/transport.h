@@ -167,7 +167,7 @@ struct Environment {
   Limits limits;
   Uid host_key;             // one kernel and network namespace: whether loopback reaches the peer
   std::string interface{};  // tcp/interface.h; empty: every one
-  std::size_t max_strangers = 256;  // connections that are not yet established
+  std::size_t max_unauthenticated = 256;  // connections that are not yet established
   Duration handshake_timeout = seconds(5);
   // Memory that this process lends; null: none. It outlives the transport; its blocks may live
   // longer.

@@ -57,16 +57,16 @@ std::vector<PathKind> kinds_named(const std::vector<std::string>& names) {
   return kinds;
 }
 
-Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view wish) {
-  if (!wish.empty() && wish != "0" && wish != "1") {
+Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view setting) {
+  if (!setting.empty() && setting != "0" && setting != "1") {
     throw Exception(ErrorCode::invalid_argument,
-                    "MOOLINK_VERBS is '" + std::string(wish) +
+                    "MOOLINK_VERBS is '" + std::string(setting) +
                         "': set 1 to use RDMA, which does not encrypt, or 0 to turn it off");
   }
-  const bool is_on = wish == "1" || (wish.empty() && !has_token);
+  const bool is_on = setting == "1" || (setting.empty() && !has_token);
   if (rdma.usable && is_on) return {{PathKind::shm, PathKind::verbs, PathKind::tcp}, {}};
   std::string reason = rdma.reason;
-  if (rdma.usable && wish == "0") {
+  if (rdma.usable && setting == "0") {
     reason = "available (" + rdma.chosen + "), turned off by MOOLINK_VERBS=0";
   } else if (rdma.usable) {
     reason = "available (" + rdma.chosen +
@@ -85,8 +85,8 @@ Transports make_transports(Environment& environment,
     const bool has_rdma = std::ranges::count(*named, PathKind::verbs) != 0;
     if (!has_rdma && !rdma.reason.empty()) wanted.lacking[PathKind::verbs] = rdma.reason;
   } else {
-    const char* wish = std::getenv("MOOLINK_VERBS");
-    wanted = default_kinds(rdma, !environment.keyring.empty(), wish == nullptr ? "" : wish);
+    const char* setting = std::getenv("MOOLINK_VERBS");
+    wanted = default_kinds(rdma, !environment.keyring.empty(), setting == nullptr ? "" : setting);
   }
   Transports result{{}, {}, std::move(wanted.lacking), {}};
   for (const PathKind kind : wanted.kinds) {

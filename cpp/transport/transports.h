@@ -21,10 +21,10 @@ struct Defaults {
   std::vector<wire::PathKind> kinds;
   wire::Lacking lacking;
 };
-// RDMA does not encrypt: a peer with a token uses it only if told to. `wish` is the value of the
+// RDMA does not encrypt: a peer with a token uses it only if told to. `setting` is the value of the
 // environment variable MOOLINK_VERBS: "1", "0" or nothing. Throws Exception{invalid_argument} on
 // another value. docs/design/transport-verbs.md, "What is not encrypted".
-Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view wish);
+Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view setting);
 
 struct Transports {
   std::vector<std::unique_ptr<Transport>> made;

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
 
 LONGEST = 60.0  # seconds that a leader waits for a member that stays in the group and does not end
-_FAREWELL = 1.0  # seconds to tell the members that it does not wait for
+_TELL_SECONDS = 1.0  # seconds to tell the members that it does not wait for
 _LOOK = 0.05  # seconds between two looks of a leader that waits
 _LONGEST_NAME = 1024  # characters of a peer's name
 
@@ -103,7 +103,7 @@ class Parting:
             self._group.rpc.async_(name, self._function, own, version, framework)
             for name in members
         ]
-        deadline = time.monotonic() + _FAREWELL
+        deadline = time.monotonic() + _TELL_SECONDS
         for future in told:
             future.wait(max(0.0, deadline - time.monotonic()))
 

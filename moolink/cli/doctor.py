@@ -243,16 +243,16 @@ def _verbs() -> Finding:
     seen = f"; also there: {'; '.join(others)}" if others else ""
     if not found["usable"]:
         return Finding("RDMA", "absent", found["reason"])
-    wish = os.environ.get("MOOLINK_VERBS", "")
+    setting = os.environ.get("MOOLINK_VERBS", "")
     uses = {
         "": "available, not used by peers with a token: RDMA is not encrypted; MOOLINK_VERBS=1 "
         "enables it",
         "0": "available, turned off by MOOLINK_VERBS=0",
         "1": "used between hosts (MOOLINK_VERBS=1), not encrypted",
     }
-    if wish not in uses:
-        return Finding("RDMA", "failed", f"MOOLINK_VERBS is {wish!r}: only 0 and 1 mean something")
-    return Finding("RDMA", "ok", f"{found['chosen']}, {found['library']}{seen}; {uses[wish]}")
+    if setting not in uses:
+        return Finding("RDMA", "failed", f"MOOLINK_VERBS is {setting!r}: only 0 and 1 are valid")
+    return Finding("RDMA", "ok", f"{found['chosen']}, {found['library']}{seen}; {uses[setting]}")
 
 
 def _openssl() -> Finding:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
-from moolink.env_pool import channel, server, starting
+from moolink.env_pool import channel, fork_server, starting
 from moolink.env_pool.options import PoolOptions
 from moolink.env_pool.stepper import (
     FINAL_OBS,
@@ -106,7 +106,7 @@ class EnvPool(Closing):
             raise ValueError(f'arrays must be "auto", "numpy" or "torch", got {arrays!r}')
         if not callable(create_env):
             raise TypeError(f"create_env must be callable, got {create_env!r}")
-        server.require_loaded_main("EnvPool")
+        fork_server.require_loaded_main("EnvPool")
         self.num_processes = min(num_processes, batch_size)
         self.batch_size = batch_size
         self.num_batches = num_batches

@@ -1,4 +1,4 @@
-"""Starting a pool's server: its arguments, and the process, a fresh program or a fork."""
+"""Starting a pool's fork server: its arguments, and the process, a fresh program or a fork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from typing import Any, Literal, Protocol
 
-from moolink.env_pool import channel, server
+from moolink.env_pool import channel, fork_server
 from moolink.errors import Error
 
 Start = Literal["program", "fork"]
@@ -132,10 +132,10 @@ def start_server(
     """Starts the server; `control` is its end of its channel, `parent` a pidfd of this process."""
     shared = [setup.memory, *setup.doorbells, *setup.bells, *setup.channels]
     if start == "fork":
-        return ForkedProcess(lambda: server.main(control, parent, shared, create_env))
+        return ForkedProcess(lambda: fork_server.main(control, parent, shared, create_env))
     # sys.path goes along, so that the server finds moolink and create_env where we found them.
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from moolink.env_pool.server import main; "
+        f"import sys; sys.path[:] = {sys.path!r}; from moolink.env_pool.fork_server import main; "
         f"main({control}, {parent}, {shared})"
     )
     # A worker is meant to use one core.

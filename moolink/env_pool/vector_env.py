@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 
-from moolink.env_pool import calls, channel, server, starting
+from moolink.env_pool import calls, channel, fork_server, starting
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.board import Command
 from moolink.env_pool.options import PoolOptions
@@ -119,7 +119,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         create_env, num_envs = checked_environments(create_env, num_envs)
         batch_size = num_envs if batch_size is None else batch_size
         require_sensible(num_envs, num_workers, batch_size, observation_mode)
-        server.require_loaded_main("VectorEnv")
+        fork_server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
         self.batch_size = batch_size
         self.autoreset_mode = AutoresetMode(autoreset_mode)

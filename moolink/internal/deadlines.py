@@ -36,7 +36,7 @@ def check(timeout: float | None) -> None:
         )
 
 
-_LINES = (3.0, 10.0, 30.0, 100.0)  # seconds of waiting after which the log tells of it
+_LINES = (3.0, 10.0, 30.0, 100.0)  # seconds of waiting after which a line is logged
 _LATER_LINES = 300.0  # seconds from one later line to the next
 
 

@@ -39,8 +39,8 @@ _THEIRS = rb"\b(?:srun|slurmstepd[^:\n]*): [^\n]*"
 _FAILURE = rb"[Nn]ode failure|NODE FAIL"
 _TAKEN = re.compile(_THEIRS + rb"(?:CANCELLED AT \S+ DUE TO|allocation revoked|" + _FAILURE + rb")")
 _NODE_FAILED = re.compile(_THEIRS + rb"(?:" + _FAILURE + rb")")
-_TOLD = (128 + 15, -15)  # ended by SIGTERM, which we have not sent
-_LONGEST_WORDS = 200  # bytes of a message of theirs
+_SIGTERM_CODES = (128 + 15, -15)  # ended by SIGTERM, which we have not sent
+_LONGEST_MESSAGE = 200  # bytes of a message of theirs
 
 
 def options_of(texts: Sequence[str]) -> list[str]:
@@ -179,7 +179,7 @@ class SlurmProcess:
         if stream == "stderr" and not self._is_taken:
             words = self._words + data
             self._is_taken = _TAKEN.search(words) is not None
-            self._words = words[words.rfind(b"\n") + 1 :][:_LONGEST_WORDS]  # of the last line
+            self._words = words[words.rfind(b"\n") + 1 :][:_LONGEST_MESSAGE]  # of the last line
             if _NODE_FAILED.search(words) and self.local is not None:
                 # Srun would wait for a node that does not answer.
                 self._host.submitter.loop.after(_NODE_TIME, self.local.kill)
@@ -197,7 +197,7 @@ class SlurmProcess:
     def drained(self) -> None:
         """All of its output has arrived, with Slurm's message about its end."""
         # Whatever srun's status: it is 0 if the node failed, or if the process left well.
-        if (self._is_taken or self._returncode in _TOLD) and not self._is_ours:
+        if (self._is_taken or self._returncode in _SIGTERM_CODES) and not self._is_ours:
             self._watcher.lost("Slurm preempted or cancelled it, or its node failed")
         else:
             self._host.finish(self._watcher, self._returncode)

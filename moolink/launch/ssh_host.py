@@ -23,7 +23,7 @@ _SSH_TIMEOUT = 10  # seconds of ssh itself
 CONNECT_TIMEOUT = 45.0  # seconds; key exchange, login and imports included
 _PAUSES = (1.0, 2.0, 5.0)  # seconds before attempts to reach a lost host; the last one repeats
 _SHOWN = 5  # lines of ssh's output
-_MOST_SAID = 65536  # bytes of it that are kept
+_KEPT_BYTES = 65536  # bytes of it that are kept
 # The fields that the agent's messages must have; the host may be hostile.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "up": {"cores": int, "gpus": list, "launcher": (str, NoneType), "host": (str, NoneType)},
@@ -112,7 +112,7 @@ class _Connection:
             self._host.received(self, data)
         elif self._host.is_up:
             self.stderr.feed(data)
-        elif sum(map(len, self.said)) < _MOST_SAID:
+        elif sum(map(len, self.said)) < _KEPT_BYTES:
             self.said.append(data)
 
     def announced(self, text: str) -> None:

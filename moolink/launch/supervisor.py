@@ -29,7 +29,7 @@ _WAIT_FOR_HOSTS = 60.0  # seconds that peers wait for lost hosts once nothing el
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FAULT_HANDLER = {"PYTHONFAULTHANDLER": "1"}  # a peer that crashes prints its Python stacks
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines must appear when they are written
-_LAST_WORDS = 40  # lines of a failed peer's stderr that are repeated at the end
+_REPEATED_LINES = 40  # lines of a failed peer's stderr that are repeated at the end
 
 
 class Process:
@@ -61,7 +61,7 @@ class Process:
         for index in range(len(lines) - 1, -1, -1):
             if lines[index].startswith(b"Traceback (most recent call last)"):
                 return lines[index:]
-        return lines[-_LAST_WORDS:]
+        return lines[-_REPEATED_LINES:]
 
     # Events from its host.
 

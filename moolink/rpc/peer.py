@@ -231,7 +231,7 @@ class Rpc(RpcCore):
                 served.finish(None)
 
     def close(self) -> None:
-        """Flushes replies for a moment, says goodbye to the peers, fails pending calls with
+        """Flushes replies for a moment, tells the peers that it closes, fails pending calls with
         moolink.Closed and closes the queues. More calls of it do nothing."""
         sources.remove(self)
         all_served = list(self.__dict__.get("_served", {}).values())

@@ -19,7 +19,7 @@ from moolink.torch.tensors import writes
 if TYPE_CHECKING:
     from moolink.torch.accumulator import Accumulator
 
-_LEAST_TOLD = 512 << 10  # bytes that are worth a call into the core: a chunk of the reduction
+_LEAST_REPORTED = 512 << 10  # bytes that are worth a call into the core: a chunk of the reduction
 
 
 class BackwardGather:
@@ -82,7 +82,7 @@ class BackwardGather:
             return
         section, (_, count, offset) = self._places[self._next - 1]
         written = offset + count * section.itemsize
-        if self._told + _LEAST_TOLD <= written < self._accumulator._sections[-1].end:
+        if self._told + _LEAST_REPORTED <= written < self._accumulator._sections[-1].end:
             self._accumulator._core.written(written)
             self._told = written
 

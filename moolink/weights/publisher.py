@@ -23,7 +23,7 @@ from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
 from moolink.weights.shards import pieces_given
-from moolink.weights.source_choice import Key, Source, Spread, key_of
+from moolink.weights.source_choice import Key, Source, SourceChoice, key_of
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -86,7 +86,7 @@ class Publisher(Closing):
         self._least = 0  # versions below were seen at subscribers
         self._acknowledged: dict[str, int] = {}
         self._requests: list[_Request] = []
-        self._spread = Spread(_core.host_key())
+        self._spread = SourceChoice(_core.host_key())
         self._holds = Holds()
         self._closed = False
         self._forked()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
-_HURRY = 1.0  # seconds for a version that is later than those that publishers have
+_LATER_WITHIN = 1.0  # seconds for a version that is later than those that publishers have
 _numbers = itertools.count()  # one for each subscriber of the process
 
 
@@ -140,7 +140,9 @@ class ShardedSubscriber(Following):
         """Waits until each publisher has a newer version; None: the time has run out."""
         held = self._current()
         above = self._agreement.above
-        deadline = deadlines.after(_HURRY if self._agreement.asks_for_a_later_one else ASK_AGAIN)
+        deadline = deadlines.after(
+            _LATER_WITHIN if self._agreement.asks_for_a_later_one else ASK_AGAIN
+        )
         function = names.PARTS_NEXT.format(self._name)
         question = (self._rpc.get_name(), self._number, held, above, self._dtype)
         calls = [self._rpc.async_(peer, function, *question) for peer in self._publishers]

@@ -51,7 +51,7 @@ class Source:
     whole: bool
 
 
-class Spread:
+class SourceChoice:
     """Keeps the publisher's link free: of each host one subscriber takes a version from another
     host, in a chain, and the others of the host take it from that one."""
 

@@ -24,6 +24,7 @@ def main(
     slot: int,
     entries: range,
     crash_at: str | None,
+    device: str,
     events: Connection[object, object],
     stay: Connection[object, object],
 ) -> None:
@@ -34,6 +35,7 @@ def main(
         slot: number of this peer.
         entries: of the model that are this peer's: one for each contribution that it may make.
         crash_at: crash point at which the process dies, as in MOOLINK_CRASH_AT.
+        device: of the model.
         events: takes one dictionary an event.
         stay: its other end is open while the peer is to take part.
     """
@@ -44,7 +46,7 @@ def main(
     if crash_at:
         os.environ["MOOLINK_CRASH_AT"] = crash_at
     torch.set_num_threads(1)
-    model = torch.zeros(ENTRIES // 64, 64, requires_grad=True)
+    model = torch.zeros(ENTRIES // 64, 64, device=device, requires_grad=True)
     flat = model.detach().view(-1)
     rpc = moolink.Rpc(f"peer-{slot}")
     rpc.connect(broker)

@@ -76,7 +76,10 @@ class Peer:
 class Storm:
     """A broker, some peers, and the books of what they delivered."""
 
-    def __init__(self, peers: int, seed: int, contributions: int = CONTRIBUTIONS) -> None:
+    def __init__(
+        self, peers: int, seed: int, contributions: int = CONTRIBUTIONS, device: str = "cpu"
+    ) -> None:
+        self.device = device  # of the peers' models
         self.random = random.Random(seed)
         self.broker = moolink.Broker(first=True)
         self.address = self.broker.listen("127.0.0.1:0")[0]
@@ -101,7 +104,7 @@ class Storm:
         stay_there, stay = _processes.Pipe(duplex=False)
         process = _processes.Process(
             target=one_hot_peer.main,
-            args=(self.address, slot, entries, crash_at, events_there, stay_there),
+            args=(self.address, slot, entries, crash_at, self.device, events_there, stay_there),
         )
         process.start()
         events_there.close()  # so that the end of the process is the end of its events
@@ -311,9 +314,9 @@ class Storm:
         self.broker.close()
 
 
-def kills(number: int, peers: int, seed: int) -> dict[str, Any]:
+def kills(number: int, peers: int, seed: int, device: str) -> dict[str, Any]:
     """Kills peers: every other time a random one, else at each crash point in turn."""
-    storm = Storm(peers, seed)
+    storm = Storm(peers, seed, device=device)
     points = JOINER_POINTS * 3 + LEADER_POINTS
     try:
         storm.settle()
@@ -443,6 +446,7 @@ def main() -> None:
     what.add_argument("--kills", type=int, default=20)
     what.add_argument("--broker-restarts", type=int, metavar="N")
     what.add_argument("--churn", type=float, metavar="SECONDS")
+    parser.add_argument("--device", default="cpu", help="of the models, with --kills")
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -451,7 +455,7 @@ def main() -> None:
     elif args.churn:
         figures = churn(args.churn, args.peers, args.seed)
     else:
-        figures = kills(args.kills, args.peers, args.seed)
+        figures = kills(args.kills, args.peers, args.seed, args.device)
     for name, value in figures.items():
         print(f"{name:16} {value:.2f}" if isinstance(value, float) else f"{name:16} {value}")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moolink.weights.source_choice import Key, Source, Spread
+from moolink.weights.source_choice import Key, Source, SourceChoice
 
 HOME = "host of the publisher"
 
@@ -16,13 +16,13 @@ def key(version: int) -> Key:
 
 
 def test_a_subscriber_of_the_publisher_s_host_maps_its_copy() -> None:
-    spread = Spread(HOME)
+    spread = SourceChoice(HOME)
     for name in "abc":
         assert spread.begin(name, HOME, key(1), "abc") == Source(None, whole=True)
 
 
 def test_hosts_form_a_chain_and_a_host_fetches_once() -> None:
-    spread = Spread(HOME)
+    spread = SourceChoice(HOME)
     names = [f"{host}{i}" for host in "pqr" for i in range(3)]
     sources = {name: spread.begin(name, name[0], key(1), names) for name in names}
     assert sources["p0"] == Source(None, whole=False)
@@ -33,7 +33,7 @@ def test_hosts_form_a_chain_and_a_host_fetches_once() -> None:
 
 
 def test_a_late_joiner_asks_the_one_that_is_asked_least() -> None:
-    spread = Spread(HOME)
+    spread = SourceChoice(HOME)
     for name in "pq":
         spread.begin(name, name, key(1), "pq")
     for name in "pq":
@@ -44,7 +44,7 @@ def test_a_late_joiner_asks_the_one_that_is_asked_least() -> None:
 
 
 def test_what_has_failed_is_not_asked_again() -> None:
-    spread = Spread(HOME)
+    spread = SourceChoice(HOME)
     for name in "pqr":
         spread.begin(name, name, key(1), "pqr")
     assert spread.again("r", "q", "pqr") == Source("p", whole=False)
@@ -53,7 +53,7 @@ def test_what_has_failed_is_not_asked_again() -> None:
 
 
 def test_a_subscriber_of_another_version_or_that_has_died_is_not_asked() -> None:
-    spread = Spread(HOME)
+    spread = SourceChoice(HOME)
     spread.begin("p", "p", key(1), "pq")
     assert spread.begin("q", "q", key(2), "pq").peer is None
     spread.begin("r", "r", key(1), "pqr")
@@ -65,7 +65,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.spread = Spread(HOME)
+        self.spread = SourceChoice(HOME)
         self.version = 0
         self.alive: set[str] = set()
         self.chunks: dict[str, int] = {}  # that each has of the version it fetches
@@ -184,14 +184,14 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lets_wait_in_a_circle(self: Spread, name: str, other: str) -> bool:
+    def lets_wait_in_a_circle(self: SourceChoice, name: str, other: str) -> bool:
         return False
 
-    def always_asks_the_publisher(self: Spread, name: str, alive: object) -> Source:
+    def always_asks_the_publisher(self: SourceChoice, name: str, alive: object) -> Source:
         return Source(None, whole=False)
 
     def asks_what_has_failed(
-        self: Spread, name: str, failed: str | None, alive: object
+        self: SourceChoice, name: str, failed: str | None, alive: object
     ) -> Source | None:
         return Source(failed, whole=False)
 
@@ -202,6 +202,6 @@ def test_the_simulation_catches_mistakes(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     for method, mistake in mistakes.items():
         with monkeypatch.context() as patch:
-            patch.setattr(Spread, method, mistake)
+            patch.setattr(SourceChoice, method, mistake)
             with pytest.raises((AssertionError, KeyError)):
                 test_all_subscribers_get_all_versions_whoever_dies(0)

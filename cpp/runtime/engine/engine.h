@@ -52,9 +52,9 @@ struct Waiter {
 // The one lock, the one loop, and the role of the thread that polls it.
 //
 // A waiting thread polls the loop itself if no other thread does: its reply then reaches it without
-// waking another thread. A poller that has handed something to another thread steps aside, so that
-// that thread may poll next time. The reactor polls whenever no other thread has for about a
-// millisecond, so machines and sockets never wait for user code.
+// waking another thread. A polling thread that has handed something to another thread steps aside,
+// so that that thread may poll next time. The reactor polls whenever no other thread has for about
+// a millisecond, so machines and sockets never wait for user code.
 class Engine {
  public:
   // Holds the lock until its end.

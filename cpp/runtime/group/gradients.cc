@@ -2,92 +2,68 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "collective/float_mode.h"
-#include "collective/kernels.h"
 
 namespace moolink::runtime {
 namespace {
 
 using tensor::DType;
 
-// How elements of each type are read, computed and written. `kExponent` is all ones in non-finite
-// values.
-template <class Value, class Word, Word exponent>
-struct Plain {
-  using Stored = Value;
-  using Bits = Word;
-  using Computed = Value;
-  static constexpr Bits kExponent = exponent;
-  static Value read(Value stored) { return stored; }
-  static Value write(Value value) { return value; }
-};
-using Float32 = Plain<float, std::uint32_t, 0x7f800000U>;
-using Float64 = Plain<double, std::uint64_t, 0x7ff0000000000000ULL>;
-
-template <float (*widen)(std::uint16_t), std::uint16_t (*narrow)(float), std::uint16_t exponent>
-struct Half {
-  using Stored = std::uint16_t;
-  using Bits = std::uint16_t;
-  using Computed = float;
-  static constexpr Bits kExponent = exponent;
-  static float read(Stored stored) { return widen(stored); }
-  static Stored write(float value) { return narrow(value); }
-};
-using Float16 = Half<collective::half_to_float, collective::float_to_half, 0x7c00U>;
-using BFloat16 = Half<collective::bfloat16_to_float, collective::float_to_bfloat16, 0x7f80U>;
+// The exponent's bits are all ones in non-finite values.
+constexpr std::uint32_t exponent(float) { return 0x7f800000U; }
+constexpr std::uint64_t exponent(double) { return 0x7ff0000000000000ULL; }
 
 constexpr std::size_t kBlock = 4096;  // elements: zeroed while they are in the cache
 
-template <class Type>
-bool gather_block(const typename Type::Stored* from, typename Type::Stored* to, std::size_t count,
-                  typename Type::Computed factor) {
-  using Bits = typename Type::Bits;
+template <class Value>
+bool gather_block(const Value* from, Value* to, std::size_t count, Value factor) {
+  constexpr auto kExponent = exponent(Value());
+  using Bits = decltype(exponent(Value()));
   Bits bad = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, from + i, sizeof bits);
-    bad |= static_cast<Bits>((bits & Type::kExponent) == Type::kExponent ? 1 : 0);
-    to[i] = Type::write(Type::read(from[i]) * factor);
+    const auto bits = std::bit_cast<Bits>(from[i]);
+    bad |= (bits & kExponent) == kExponent ? 1 : 0;
+    to[i] = from[i] * factor;
   }
   return bad == 0;
 }
 
-template <class Type>
+template <class Value>
 bool gather_one(const Gradient& gradient, std::size_t count, double factor, bool clear,
                 std::byte* bucket) {
-  using Stored = typename Type::Stored;
-  auto* from = reinterpret_cast<Stored*>(gradient.data);
-  auto* to = reinterpret_cast<Stored*>(bucket + gradient.offset);
+  auto* from = reinterpret_cast<Value*>(gradient.data);
+  auto* to = reinterpret_cast<Value*>(bucket + gradient.offset);
+  const auto by = static_cast<Value>(factor);
   bool finite = true;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t size = std::min(kBlock, count - begin);
-    const auto by = static_cast<typename Type::Computed>(factor);
-    if (!gather_block<Type>(from + begin, to + begin, size, by)) finite = false;
-    if (clear) std::memset(from + begin, 0, size * sizeof(Stored));
+    if (!gather_block(from + begin, to + begin, size, by)) finite = false;
+    if (clear) std::memset(from + begin, 0, size * sizeof(Value));
   }
   return finite;
 }
 
 // In lanes, so that the order of the sum does not depend on the width of a vector register.
-template <class Type>
+template <class Value>
 double sum_of_squares(const std::byte* bytes, std::size_t count) {
   constexpr std::size_t kLanes = 16;
-  const auto* values = reinterpret_cast<const typename Type::Stored*>(bytes);
+  const auto* values = reinterpret_cast<const Value*>(bytes);
   std::array<double, kLanes> lanes{};
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const double value = Type::read(values[i + lane]);
+      const double value = values[i + lane];
       lanes[lane] += value * value;
     }
   }
   for (std::size_t lane = 0; i < count; ++i, ++lane) {
-    const double value = Type::read(values[i]);
+    const double value = values[i];
     lanes[lane] += value * value;
   }
   double sum = 0;
@@ -95,29 +71,25 @@ double sum_of_squares(const std::byte* bytes, std::size_t count) {
   return sum;
 }
 
-template <class Type>
+template <class Value>
 void scale_all(std::byte* bytes, std::size_t count, double factor) {
-  auto* values = reinterpret_cast<typename Type::Stored*>(bytes);
-  const auto by = static_cast<typename Type::Computed>(factor);
-  for (std::size_t i = 0; i < count; ++i) values[i] = Type::write(Type::read(values[i]) * by);
+  auto* values = reinterpret_cast<Value*>(bytes);
+  const auto by = static_cast<Value>(factor);
+  for (std::size_t i = 0; i < count; ++i) values[i] *= by;
 }
 
-// Calls with the type of the elements, and how many of them an element of the tensor has.
+// Calls with a value of the elements' type, and how many of them an element of the tensor has.
 template <class Visit>
 auto with_type(DType dtype, const Visit& visit) {
   switch (dtype) {
     case DType::float32:
-      return visit(Float32(), 1);
+      return visit(float(), 1);
     case DType::float64:
-      return visit(Float64(), 1);
-    case DType::float16:
-      return visit(Float16(), 1);
-    case DType::bfloat16:
-      return visit(BFloat16(), 1);
+      return visit(double(), 1);
     case DType::complex64:
-      return visit(Float32(), 2);
+      return visit(float(), 2);
     case DType::complex128:
-      return visit(Float64(), 2);
+      return visit(double(), 2);
     default:
       throw Exception(
           ErrorCode::invalid_argument,
@@ -141,14 +113,19 @@ bool have_memory_in_common(const std::vector<Gradient>& gradients, std::size_t e
 
 }  // namespace
 
+bool are_averaged(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float64 || tensor::is_complex(dtype);
+}
+
 bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
             std::span<std::byte> bucket) {
   const auto is_outside = [&](const Gradient& gradient) {
     return gradient.data < bucket.data() || gradient.data >= bucket.data() + bucket.size();
   };
-  return with_type(dtype, [&](auto type, std::size_t parts) {
-    using Type = decltype(type);
-    const std::size_t element = parts * sizeof(typename Type::Stored);
+  const collective::FloatMode ieee;
+  return with_type(dtype, [&](auto value, std::size_t parts) {
+    using Value = decltype(value);
+    const std::size_t element = parts * sizeof(Value);
     const bool at_once = clear && !have_memory_in_common(gradients, element);
     bool finite = true;
     // Gradients at their places are scaled last, because other gradients may share their memory.
@@ -158,8 +135,8 @@ bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, 
         if ((gradient.data == place) != in_place) continue;
         if (gradient.data == nullptr) {
           std::memset(place, 0, gradient.count * element);
-        } else if (!gather_one<Type>(gradient, gradient.count * parts, factor,
-                                     at_once && is_outside(gradient), bucket.data())) {
+        } else if (!gather_one<Value>(gradient, gradient.count * parts, factor,
+                                      at_once && is_outside(gradient), bucket.data())) {
           finite = false;
         }
       }
@@ -178,8 +155,8 @@ double norm(const BucketLayout& layout, const std::byte* bucket) {
   double sum = 0;
   for (std::size_t i = 0; i < layout.sections.size(); ++i) {
     const BucketSection& section = layout.sections[i];
-    sum += with_type(section.dtype, [&](auto type, std::size_t parts) {
-      return sum_of_squares<decltype(type)>(bucket + layout.offsets[i], section.count * parts);
+    sum += with_type(section.dtype, [&](auto value, std::size_t parts) {
+      return sum_of_squares<decltype(value)>(bucket + layout.offsets[i], section.count * parts);
     });
   }
   return std::sqrt(sum);
@@ -189,8 +166,8 @@ void scale(const BucketLayout& layout, double factor, std::byte* bucket) {
   const collective::FloatMode ieee;
   for (std::size_t i = 0; i < layout.sections.size(); ++i) {
     const BucketSection& section = layout.sections[i];
-    with_type(section.dtype, [&](auto type, std::size_t parts) {
-      scale_all<decltype(type)>(bucket + layout.offsets[i], section.count * parts, factor);
+    with_type(section.dtype, [&](auto value, std::size_t parts) {
+      scale_all<decltype(value)>(bucket + layout.offsets[i], section.count * parts, factor);
     });
   }
 }

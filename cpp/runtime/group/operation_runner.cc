@@ -11,11 +11,11 @@ namespace moolink::runtime {
 namespace {
 
 // Below this the arithmetic is quicker than waking another thread for it.
-constexpr std::size_t kInlineBytes = std::size_t{64} << 10;
+constexpr std::size_t kSumHereBytes = std::size_t{64} << 10;
 // Below this, windows are faster than waiting until all ranks have read.
 constexpr std::uint64_t kLeastLentBytes = std::uint64_t{1} << 20;
 // After that, other threads may have the engine's lock; the work continues in the next turn.
-constexpr Duration kStint = microseconds(200);
+constexpr Duration kPollTime = microseconds(200);
 
 bool may_be_lent(const collective::PipelineOperation& operation) {
   return !operation.abandoned && operation.passage.kind == collective::Kind::all_reduce &&
@@ -110,7 +110,7 @@ void OperationRunner::perform(collective::Engine::Send& action) {
 }
 
 void OperationRunner::perform(collective::Engine::Sum& action) {
-  if (action.work.bytes() > kInlineBytes) {
+  if (action.work.bytes() > kSumHereBytes) {
     const auto submit = [&]() MOOLINK_LOCKED { submit_sum(action); };
     if (guard(submit, [this](const Error& error) MOOLINK_LOCKED { no_thread(error); })) return;
   }
@@ -239,7 +239,7 @@ bool OperationRunner::poll() {
 // As much as possible now, for a limited time. Rings at once the ranks that sleep for its stores.
 bool OperationRunner::advance() {
   bool worked = false;
-  const Time until = io::now() + kStint;
+  const Time until = io::now() + kPollTime;
   while (pipeline_->step()) {
     worked = true;
     for (const std::uint32_t rank : pipeline_->take_wakeups()) segment_.ring(rank);

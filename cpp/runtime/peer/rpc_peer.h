@@ -75,7 +75,7 @@ class PeerObserver {
   virtual void refused(const rpc::Refused& /*refusal*/) MOOLINK_LOCKED {}
   // The exception barrier: one of these calls, or a service message, failed.
   virtual void failed(const Error& /*error*/) MOOLINK_LOCKED {}
-  // close() was called: pending work fails, a farewell may still be sent. May remove itself.
+  // close() was called: pending work fails, CLOSE may still be sent. May remove itself.
   virtual void closing() MOOLINK_LOCKED {}
   // Nothing that others need is in transit from it; close() waits briefly for that.
   virtual bool has_delivered() const MOOLINK_LOCKED { return true; }
@@ -145,7 +145,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // Waits until no call of it runs, unless the handler itself calls this; false: not defined.
   bool undefine(const std::string& function, const Engine::Interrupt& interrupt) MOOLINK_UNLOCKED;
 
-  // Waits a moment for running handlers, flushes replies, says goodbye, fails pending calls.
+  // Waits a moment for running handlers, flushes replies, sends CLOSE, fails pending calls.
   void close() MOOLINK_UNLOCKED;
   bool closed() const { return closing_; }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/barrier.h"
-#include "collective/plan.h"
+#include "collective/passage.h"
 #include "wire/archive.h"
 
 namespace moolink::runtime {

@@ -20,7 +20,7 @@ const std::string kHere = "here";
 ShmTransport::ShmTransport(Environment& environment)
     : environment_(environment),
       host_(environment.host_key.hex()),
-      admission_({.waiting = environment.max_strangers}) {}
+      admission_({.waiting = environment.max_unauthenticated}) {}
 
 ShmTransport::~ShmTransport() { stop(); }
 

@@ -28,7 +28,7 @@ constexpr std::size_t kReadAhead = std::size_t{128} << 10;
 constexpr std::size_t kReceiveBudget = std::size_t{512} << 10;  // of one readiness
 constexpr int kUnsentInKernel = 256 << 10;
 constexpr int kLocalWindow = 1 << 20;
-constexpr std::size_t kStrangerAhead = std::size_t{2} << 10;  // beside one frame
+constexpr std::size_t kGreetingAhead = std::size_t{2} << 10;  // beside one frame
 constexpr int kDiscardsAtOnce = 64;
 
 // Continues without options that the system refuses. Returns whether both ends are on this host.
@@ -52,7 +52,7 @@ TcpConnection::TcpConnection(Environment& environment, Owner& owner, Descriptor 
     : ConnectionBase(environment, owner, std::move(dialled), kLowWater, kHighWater, this),
       transport_(owner),
       socket_(std::move(socket)),
-      ahead_(kStrangerAhead),
+      ahead_(kGreetingAhead),
       offer_(offer) {
   peer_address_ = remote_address(socket_.get()).text();
   traits_.chunk_bytes = kChunk;
@@ -233,7 +233,7 @@ void TcpConnection::receive_frames() {
 
 // For a connection that is being closed: until the peer closes too.
 void TcpConnection::discard() {
-  std::array<std::byte, kStrangerFrame> bytes;
+  std::array<std::byte, kGreetingFrame> bytes;
   const iovec all{bytes.data(), bytes.size()};
   for (int left = kDiscardsAtOnce; left > 0; --left) {
     const ssize_t count = receive_pieces(socket_.get(), std::span(&all, 1));

@@ -180,7 +180,7 @@ class TlsStream final : public ByteStream {
   TlsRoom out_;
   std::size_t burst_ = 0;       // bytes sent without a pause
   Time pause_begins_ = kNever;  // since all of them were sent; kNever: they were not
-  bool said_goodbye_ = false;
+  bool close_notify_sent_ = false;
 
   // Records, and the beginning of one, read from the socket.
   TlsRoom in_;

@@ -180,7 +180,7 @@ void TlsStream::seal(std::span<const iovec> pieces) {
 
 bool TlsStream::shut_down() {
   if (busy_) return false;
-  if (open_ && !std::exchange(said_goodbye_, true)) {
+  if (open_ && !std::exchange(close_notify_sent_, true)) {
     openssl_.clear_errors();
     openssl_.ssl_shut_down(ssl_);  // writes the alert
   }

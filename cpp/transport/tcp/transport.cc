@@ -98,7 +98,7 @@ void look_up(const HostPort& address,
 
 TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl)
     : environment_(environment),
-      admission_({.waiting = environment.max_strangers}),
+      admission_({.waiting = environment.max_unauthenticated}),
       choice_(environment.interface),
       in_turns_(environment.tls_thread.value_or(processors() >= kProcessorsForTls)),
       alive_(std::make_shared<bool>(true)) {

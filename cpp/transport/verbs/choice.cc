@@ -83,8 +83,8 @@ int reach(const ibv_gid& gid) {
 // Examines one port. Throws Exception{error} with its fault.
 class PortLook {
  public:
-  PortLook(const Library& library, ibv_context* context, const Wishes& wishes, Port& port)
-      : library_(library), context_(context), wishes_(wishes), port_(port) {}
+  PortLook(const Library& library, ibv_context* context, const Preferences& preferences, Port& port)
+      : library_(library), context_(context), preferences_(preferences), port_(port) {}
 
   void look() {
     auto attributes = zeroed<ibv_port_attr>();
@@ -98,7 +98,7 @@ class PortLook {
     if (attributes.state != IBV_PORT_ACTIVE) refuse("its link is down");
     if (port_.infiniband) {
       if (port_.lid == 0) refuse("it has no LID (no subnet manager has spoken to it)");
-      port_.gid_index = std::max(0, wishes_.gid_index);
+      port_.gid_index = std::max(0, preferences_.gid_index);
       if (!take_gid(port_.gid_index)) refuse("it has no GID " + std::to_string(port_.gid_index));
       return;
     }
@@ -119,18 +119,18 @@ class PortLook {
   }
 
   bool is_roce_v2(int index) const {
-    const auto types = wishes_.folders.sys / "class/infiniband" / port_.device / "ports" /
+    const auto types = preferences_.folders.sys / "class/infiniband" / port_.device / "ports" /
                        std::to_string(port_.number) / "gid_attrs/types";
     return first_line(types / std::to_string(index)) == "RoCE v2";
   }
 
   void choose_gid(int count) {
-    if (wishes_.gid_index >= 0) {
-      if (!take_gid(wishes_.gid_index)) {
-        refuse("it has no GID " + std::to_string(wishes_.gid_index) + " (" + kGidIndex + ")");
+    if (preferences_.gid_index >= 0) {
+      if (!take_gid(preferences_.gid_index)) {
+        refuse("it has no GID " + std::to_string(preferences_.gid_index) + " (" + kGidIndex + ")");
       }
-      if (!is_roce_v2(wishes_.gid_index)) {
-        refuse("its GID " + std::to_string(wishes_.gid_index) + " (" + kGidIndex +
+      if (!is_roce_v2(preferences_.gid_index)) {
+        refuse("its GID " + std::to_string(preferences_.gid_index) + " (" + kGidIndex +
                ") is not one of RoCE v2");
       }
       return;
@@ -148,7 +148,7 @@ class PortLook {
 
   const Library& library_;
   ibv_context* context_;
-  const Wishes& wishes_;
+  const Preferences& preferences_;
   Port& port_;
 };
 
@@ -158,7 +158,7 @@ struct CloseDevice {
 };
 using OpenedDevice = std::unique_ptr<ibv_context, CloseDevice>;
 
-void look_at_device(const Library& library, ibv_device* device, const Wishes& wishes,
+void look_at_device(const Library& library, ibv_device* device, const Preferences& preferences,
                     std::vector<Port>& usable, std::vector<std::string>& lines) {
   const std::string name = library.get_device_name(device);
   const OpenedDevice context(library.open_device(device), CloseDevice{library});
@@ -170,17 +170,17 @@ void look_at_device(const Library& library, ibv_device* device, const Wishes& wi
   }
   Port of_device;
   of_device.device = name;
-  of_device.numa_node = numa_node_of(wishes.folders, name);
-  of_device.gpu_nodes = common_nodes(pci_place_of(wishes.folders, name),
-                                     only_gpu(wishes.folders, wishes.visible_gpus));
-  of_device.queue_pairs = static_cast<std::size_t>(wishes.queue_pairs);
-  of_device.gpudirect = wishes.gpudirect;
+  of_device.numa_node = numa_node_of(preferences.folders, name);
+  of_device.gpu_nodes = common_nodes(pci_place_of(preferences.folders, name),
+                                     only_gpu(preferences.folders, preferences.visible_gpus));
+  of_device.queue_pairs = static_cast<std::size_t>(preferences.queue_pairs);
+  of_device.gpudirect = preferences.gpudirect;
   for (int number = 1; number <= attributes.phys_port_cnt; ++number) {
     Port port = of_device;
     port.number = static_cast<std::uint8_t>(number);
-    const bool asked_for = wishes.port == 0 || wishes.port == number;
+    const bool asked_for = preferences.port == 0 || preferences.port == number;
     try {
-      PortLook(library, context.get(), wishes, port).look();
+      PortLook(library, context.get(), preferences, port).look();
       lines.push_back(port.text());
       if (asked_for) usable.push_back(std::move(port));
     } catch (const Exception& against) {
@@ -216,17 +216,17 @@ std::string try_to_register(const Library& library, const Port& port) {
 
 }  // namespace
 
-Wishes Wishes::from_environment() {
-  Wishes wishes;
-  wishes.device = variable(kDevice);
-  wishes.port = number(kPort, 0, 0, 255);
-  wishes.gid_index = number(kGidIndex, -1, 0, 65535);
-  wishes.queue_pairs = number(kQueuePairs, wishes.queue_pairs, 1, QueuePairs::kMost);
-  wishes.gpudirect = number(kGpuDirect, 0, 0, 1) == 1;
-  wishes.visible_gpus = variable("CUDA_VISIBLE_DEVICES");
+Preferences Preferences::from_environment() {
+  Preferences preferences;
+  preferences.device = variable(kDevice);
+  preferences.port = number(kPort, 0, 0, 255);
+  preferences.gid_index = number(kGidIndex, -1, 0, 65535);
+  preferences.queue_pairs = number(kQueuePairs, preferences.queue_pairs, 1, QueuePairs::kMost);
+  preferences.gpudirect = number(kGpuDirect, 0, 0, 1) == 1;
+  preferences.visible_gpus = variable("CUDA_VISIBLE_DEVICES");
   unsigned node = 0;
-  if (getcpu(nullptr, &node) == 0) wishes.near_node = static_cast<int>(node);
-  return wishes;
+  if (getcpu(nullptr, &node) == 0) preferences.near_node = static_cast<int>(node);
+  return preferences;
 }
 
 std::string gid_text(const ibv_gid& gid) {
@@ -252,7 +252,7 @@ bool has_devices(const Folders& folders) {
          std::filesystem::directory_iterator();
 }
 
-Choice choose(const Library& library, const Wishes& wishes) {
+Choice choose(const Library& library, const Preferences& preferences) {
   Choice choice;
   int count = 0;
   errno = 0;
@@ -264,26 +264,27 @@ Choice choose(const Library& library, const Wishes& wishes) {
     return choice;
   }
   std::vector<Port> usable;
-  bool named = wishes.device.empty();
+  bool named = preferences.device.empty();
   for (int i = 0; i < count; ++i) {
-    if (!wishes.device.empty() && library.get_device_name(list[i]) != wishes.device) continue;
+    if (!preferences.device.empty() && library.get_device_name(list[i]) != preferences.device)
+      continue;
     named = true;
-    look_at_device(library, list[i], wishes, usable, choice.ports);
+    look_at_device(library, list[i], preferences, usable, choice.ports);
   }
   library.free_device_list(list);
   if (count == 0) {
     choice.reason = "no RDMA device: the library shows none to this process";
   } else if (!named) {
-    choice.reason = "no RDMA device is called '" + wishes.device + "' (" + kDevice + ")";
+    choice.reason = "no RDMA device is called '" + preferences.device + "' (" + kDevice + ")";
   } else if (usable.empty()) {
-    choice.reason = wishes.port == 0
-                        ? "no port of an RDMA device can be used"
-                        : "port " + std::to_string(wishes.port) + " (" + kPort + ") cannot be used";
+    choice.reason = preferences.port == 0 ? "no port of an RDMA device can be used"
+                                          : "port " + std::to_string(preferences.port) + " (" +
+                                                kPort + ") cannot be used";
     for (const std::string& line : choice.ports) choice.reason += "; " + line;
   }
   if (usable.empty()) return choice;
   const auto rank = [&](const Port& port) {
-    const bool near = port.numa_node >= 0 && port.numa_node == wishes.near_node;
+    const bool near = port.numa_node >= 0 && port.numa_node == preferences.near_node;
     return std::tuple(port.gigabits, port.gpu_nodes, near);
   };
   // The first of equals, in the order of the library.
@@ -292,14 +293,15 @@ Choice choose(const Library& library, const Wishes& wishes) {
   return choice;
 }
 
-Availability look(const Wishes& wishes, const LoadedLibrary& (*load)()) {
+Availability look(const Preferences& preferences, const LoadedLibrary& (*load)()) {
   Availability found;
-  if (wishes.device == "none") {
+  if (preferences.device == "none") {
     found.reason = std::string(kDevice) + " is 'none'";
     return found;
   }
-  if (!has_devices(wishes.folders)) {
-    found.reason = "no RDMA device (" + wishes.folders.sys.string() + "/class/infiniband is empty)";
+  if (!has_devices(preferences.folders)) {
+    found.reason =
+        "no RDMA device (" + preferences.folders.sys.string() + "/class/infiniband is empty)";
     return found;
   }
   const LoadedLibrary& library = load();
@@ -308,7 +310,7 @@ Availability look(const Wishes& wishes, const LoadedLibrary& (*load)()) {
     found.reason = "there is an RDMA device, but its library cannot be used: " + library.reason;
     return found;
   }
-  const Choice choice = choose(*library.functions, wishes);
+  const Choice choice = choose(*library.functions, preferences);
   found.devices = choice.ports;
   found.reason = choice.reason;
   if (!choice.port) return found;
@@ -321,7 +323,7 @@ Availability look(const Wishes& wishes, const LoadedLibrary& (*load)()) {
 const Availability& availability() {
   static const Availability found = [] {
     try {
-      return look(Wishes::from_environment(), load_library);
+      return look(Preferences::from_environment(), load_library);
     } catch (const Exception& e) {
       Availability nothing;
       nothing.reason = e.error().message;

@@ -15,7 +15,7 @@
 namespace moolink::transport::verbs {
 
 // The user's requests; from MOOLINK_VERBS_DEVICE, _PORT, _GID_INDEX, _QUEUE_PAIRS, _GPUDIRECT.
-struct Wishes {
+struct Preferences {
   std::string device;        // empty: the best one; "none": no RDMA
   int port = 0;              // 0: the best one
   int gid_index = -1;        // negative: the best one
@@ -26,7 +26,7 @@ struct Wishes {
   Folders folders;
 
   // Throws Exception{invalid_argument} that names the variable it cannot read.
-  static Wishes from_environment();
+  static Preferences from_environment();
 };
 
 // One end of RDMA connections.
@@ -53,12 +53,12 @@ struct Choice {
   std::vector<std::string> ports;  // all that were examined, each with its fault
 };
 
-Choice choose(const Library& library, const Wishes& wishes);
+Choice choose(const Library& library, const Preferences& preferences);
 // Whether there is any device at all; asks the system, not the library.
 bool has_devices(const Folders& folders);
 std::string gid_text(const ibv_gid& gid);
 
 // The complete look: the result of availability().
-Availability look(const Wishes& wishes, const LoadedLibrary& (*load)());
+Availability look(const Preferences& preferences, const LoadedLibrary& (*load)());
 
 }  // namespace moolink::transport::verbs

@@ -106,7 +106,7 @@ std::size_t QueuePairs::index_of(std::uint32_t number) const {
   const auto found = std::find_if(pairs_.begin(), pairs_.end(),
                                   [&](const auto& pair) { return pair->number() == number; });
   if (found == pairs_.end()) {
-    throw Exception(ErrorCode::error, "the device tells of a queue pair that is not there");
+    throw Exception(ErrorCode::error, "the device reports an unknown queue pair");
   }
   return static_cast<std::size_t>(found - pairs_.begin());
 }

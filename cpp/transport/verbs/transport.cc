@@ -33,7 +33,7 @@ VerbsTransport::~VerbsTransport() { stop(); }
 // Settings that may have changed since.
 void VerbsTransport::refresh() {
   of_control_.limits = environment_.limits;
-  of_control_.max_strangers = environment_.max_strangers;
+  of_control_.max_unauthenticated = environment_.max_unauthenticated;
   of_control_.handshake_timeout = environment_.handshake_timeout;
   of_control_.keyring = environment_.keyring;
   of_control_.name = environment_.name;
@@ -255,7 +255,7 @@ void VerbsTransport::abandon() noexcept {
 std::unique_ptr<Transport> make_transport(Environment& environment) {
   const Availability& found = availability();
   if (!found.usable) throw Exception(ErrorCode::error, "no RDMA: " + found.reason);
-  const Choice choice = choose(*load_library().functions, Wishes::from_environment());
+  const Choice choice = choose(*load_library().functions, Preferences::from_environment());
   if (!choice.port) throw Exception(ErrorCode::error, "no RDMA: " + choice.reason);
   return std::make_unique<VerbsTransport>(environment, *load_library().functions, *choice.port);
 }

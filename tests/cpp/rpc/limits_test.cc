@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "rpc/complaints.h"
+#include "rpc/log_limit.h"
 #include "rpc/messages.h"
 #include "rpc/node.h"
 
@@ -326,16 +326,16 @@ TEST("a service message that there is no memory for loses the session, not the m
 }
 
 TEST("strangers that fail thousands of times fill no log") {
-  Complaints complaints;
+  LogLimit limit;
   const Time now{seconds(100)};
   int lines = 0;
-  for (int i = 0; i < 1000; ++i) lines += complaints.make(now, "closed") ? 1 : 0;
+  for (int i = 0; i < 1000; ++i) lines += limit.line(now, "closed") ? 1 : 0;
   CHECK_EQ(lines, 16);
-  CHECK(!complaints.make(now + milliseconds(999), "closed"));
-  const auto line = complaints.make(now + seconds(1), "closed");
+  CHECK(!limit.line(now + milliseconds(999), "closed"));
+  const auto line = limit.line(now + seconds(1), "closed");
   CHECK(line && line->find("(985 connections before") != std::string::npos);
-  CHECK(!complaints.make(now + seconds(1), "closed"));
-  CHECK_EQ(*complaints.make(now + seconds(60), "closed"),
+  CHECK(!limit.line(now + seconds(1), "closed"));
+  CHECK_EQ(*limit.line(now + seconds(60), "closed"),
            "closed (1 connections before it are not logged)");
 }
 

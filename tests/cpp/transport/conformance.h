@@ -25,7 +25,7 @@ void add_tests(const Subject& subject);
 // One side of a connection: a loop, a transport and a handler that keeps what it is told.
 class Side : public Handler {
  public:
-  explicit Side(const Subject& subject, Limits limits = {}, std::size_t max_strangers = 256);
+  explicit Side(const Subject& subject, Limits limits = {}, std::size_t max_unauthenticated = 256);
   ~Side() override;
 
   void opened(std::shared_ptr<Connection> connection, const std::string& dialled) override;

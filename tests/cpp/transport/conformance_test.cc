@@ -18,9 +18,9 @@ Duration timeout() {
 
 }  // namespace
 
-Side::Side(const Subject& subject, Limits limits, std::size_t max_strangers)
+Side::Side(const Subject& subject, Limits limits, std::size_t max_unauthenticated)
     : environment{loop, allocator, *this, limits, Uid{1, 2}} {
-  environment.max_strangers = max_strangers;
+  environment.max_unauthenticated = max_unauthenticated;
   transport = subject.make(environment);
 }
 

@@ -178,10 +178,10 @@ void FakeVerbs::add_gpu(const std::string& pci) {
   std::filesystem::create_directories(sysfs_ / "proc/driver/nvidia/gpus" / place.filename());
 }
 
-Wishes FakeVerbs::wishes() const {
-  Wishes wishes;
-  wishes.folders = {sysfs_, sysfs_ / "proc"};
-  return wishes;
+Preferences FakeVerbs::preferences() const {
+  Preferences preferences;
+  preferences.folders = {sysfs_, sysfs_ / "proc"};
+  return preferences;
 }
 
 ibv_gid gid_of(const char* text) {

@@ -47,7 +47,7 @@ class FakeVerbs {
   // Shows a GPU at this place to the system.
   void add_gpu(const std::string& pci);
   const Library& library() const { return library_; }
-  Wishes wishes() const;
+  Preferences preferences() const;
   const std::vector<FakeDevice>& devices() const { return devices_; }
 
   int list_error = 0;      // of ibv_get_device_list; 0: it succeeds

@@ -39,9 +39,9 @@ TEST("an insecure peer uses RDMA unless MOOLINK_VERBS=0") {
 TEST("without an RDMA device MOOLINK_VERBS has no effect, and the reason is reported") {
   Availability nothing;
   nothing.reason = "no RDMA device";
-  for (const char* wish : {"", "0", "1"}) {
+  for (const char* setting : {"", "0", "1"}) {
     for (const bool has_token : {false, true}) {
-      const Defaults paths = default_kinds(nothing, has_token, wish);
+      const Defaults paths = default_kinds(nothing, has_token, setting);
       CHECK(paths.kinds == kWithout);
       CHECK_EQ(paths.lacking.at(PathKind::verbs), "no RDMA device");
     }

@@ -45,7 +45,7 @@ conformance::Subject subject() {
   return {"verbs",
           [](Environment& environment) {
             const Library& library = *load_library().functions;
-            static const Port port = choose(library, Wishes::from_environment()).port.value();
+            static const Port port = choose(library, Preferences::from_environment()).port.value();
             return std::make_unique<VerbsTransport>(environment, library, port);
           },
           "", ""};

@@ -79,7 +79,7 @@ struct Owner final : ConnectionOwner {
 struct Open {
   Open() {
     fake.add({"a", {{.gids = {{gid_of("::ffff:10.77.0.1")}}}}});
-    const Port port = choose(fake.library(), fake.wishes()).port.value();
+    const Port port = choose(fake.library(), fake.preferences()).port.value();
     const auto device = std::make_shared<Device>(library, port);
     connection = std::make_shared<VerbsConnection>(side.environment, owner, device,
                                                    std::make_shared<Control>(), "verbs://10.0.0.1");

@@ -47,7 +47,7 @@ TEST("verbs: an IPv4 GID of RoCE v2 is chosen before a global and a link-local o
                          {gid_of(kGlobal)},
                          {gid_of(kV4)},
                          {gid_of("::ffff:10.77.0.2")}}));
-  const Choice choice = choose(fake.library(), fake.wishes());
+  const Choice choice = choose(fake.library(), fake.preferences());
   CHECK(choice.port.has_value());
   CHECK_EQ(choice.port->gid_index, 3);
   CHECK_EQ(choice.port->device, "rxe0");
@@ -61,11 +61,11 @@ TEST("verbs: without IPv4 the global GID is chosen, without that the link-local 
   FakeVerbs fake;
   fake.add(roce("a", {{gid_of(kLinkLocal)}, {gid_of(kGlobal)}}, 64));
   fake.add(roce("b", {{gid_of("::")}, {gid_of(kLinkLocal)}}, 128));
-  Wishes wishes = fake.wishes();
-  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
-  wishes.device = "a";
-  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "a");
+  Preferences preferences = fake.preferences();
+  CHECK_EQ(choose(fake.library(), preferences).port->gid_index, 1);
+  preferences.device = "a";
+  CHECK_EQ(choose(fake.library(), preferences).port->gid_index, 1);
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "a");
 }
 
 TEST("verbs: the fastest active port is chosen, of equals the one at this NUMA node") {
@@ -80,10 +80,10 @@ TEST("verbs: the fastest active port is chosen, of equals the one at this NUMA n
   FakeDevice near = roce("d_near", {{gid_of(kV4)}});
   near.numa_node = 1;
   fake.add(near);
-  Wishes wishes = fake.wishes();
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "c_far");
-  wishes.near_node = 1;
-  const Choice choice = choose(fake.library(), wishes);
+  Preferences preferences = fake.preferences();
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "c_far");
+  preferences.near_node = 1;
+  const Choice choice = choose(fake.library(), preferences);
   CHECK_EQ(choice.port->device, "d_near");
   CHECK_EQ(choice.ports.size(), 4u);
   says(choice.ports[0], "a_down port 1: its link is down");
@@ -99,21 +99,21 @@ TEST("verbs: of equally fast ports the one near the process's GPU is chosen") {
   near.pci = "pci0000:80/0000:80:01.0/0000:81:02.0/0000:83:00.0";
   fake.add(near);
   fake.add_gpu("pci0000:80/0000:80:01.0/0000:81:01.0/0000:82:00.0");
-  Wishes wishes = fake.wishes();
-  wishes.near_node = 1;
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "b_near");
-  says(choose(fake.library(), wishes).port->text(), "near the GPU");
+  Preferences preferences = fake.preferences();
+  preferences.near_node = 1;
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "b_near");
+  says(choose(fake.library(), preferences).port->text(), "near the GPU");
   // Of several GPUs it is known by its number only, in the order of their addresses.
   fake.add_gpu("pci0000:16/0000:16:01.0/0000:18:00.0");
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "a_far");
-  wishes.visible_gpus = "1";
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "b_near");
-  wishes.visible_gpus = "0";
-  wishes.near_node = 0;
-  CHECK_EQ(choose(fake.library(), wishes).port->device, "a_far");
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "a_far");
+  preferences.visible_gpus = "1";
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "b_near");
+  preferences.visible_gpus = "0";
+  preferences.near_node = 0;
+  CHECK_EQ(choose(fake.library(), preferences).port->device, "a_far");
   for (const char* unknown : {"2", "0,1", "GPU-8932f937"}) {
-    wishes.visible_gpus = unknown;
-    CHECK_EQ(choose(fake.library(), wishes).port->gpu_nodes, 0);
+    preferences.visible_gpus = unknown;
+    CHECK_EQ(choose(fake.library(), preferences).port->gpu_nodes, 0);
   }
 }
 
@@ -126,7 +126,7 @@ TEST("verbs: InfiniBand is addressed by its LID") {
   FakePort unmanaged = port;
   unmanaged.lid = 0;
   fake.add({"mlx5_0", {unmanaged, port}});
-  const Choice choice = choose(fake.library(), fake.wishes());
+  const Choice choice = choose(fake.library(), fake.preferences());
   CHECK_EQ(int{choice.port->number}, 2);
   CHECK(choice.port->infiniband);
   says(choice.port->text(), "mlx5_0 port 2, InfiniBand, LID 17");
@@ -136,33 +136,34 @@ TEST("verbs: InfiniBand is addressed by its LID") {
 TEST("verbs: what the user names is taken or refused by name") {
   FakeVerbs fake;
   fake.add(roce("rxe0", {{gid_of(kV4)}, {gid_of(kGlobal)}, {gid_of(kV4), "IB/RoCE v1"}}));
-  Wishes wishes = fake.wishes();
-  wishes.gid_index = 1;
-  CHECK_EQ(choose(fake.library(), wishes).port->gid_index, 1);
-  wishes.gid_index = 2;
-  CHECK(!choose(fake.library(), wishes).port);
-  says(choose(fake.library(), wishes).reason, "GID 2 (MOOLINK_VERBS_GID_INDEX) is not one of RoCE");
-  wishes.gid_index = 9;
-  says(choose(fake.library(), wishes).reason, "no GID 9 (MOOLINK_VERBS_GID_INDEX)");
-  wishes = fake.wishes();
-  wishes.port = 2;
-  says(choose(fake.library(), wishes).reason, "port 2 (MOOLINK_VERBS_PORT) cannot be used");
-  wishes = fake.wishes();
-  wishes.device = "mlx5_0";
-  says(choose(fake.library(), wishes).reason, "no RDMA device is called 'mlx5_0'");
+  Preferences preferences = fake.preferences();
+  preferences.gid_index = 1;
+  CHECK_EQ(choose(fake.library(), preferences).port->gid_index, 1);
+  preferences.gid_index = 2;
+  CHECK(!choose(fake.library(), preferences).port);
+  says(choose(fake.library(), preferences).reason,
+       "GID 2 (MOOLINK_VERBS_GID_INDEX) is not one of RoCE");
+  preferences.gid_index = 9;
+  says(choose(fake.library(), preferences).reason, "no GID 9 (MOOLINK_VERBS_GID_INDEX)");
+  preferences = fake.preferences();
+  preferences.port = 2;
+  says(choose(fake.library(), preferences).reason, "port 2 (MOOLINK_VERBS_PORT) cannot be used");
+  preferences = fake.preferences();
+  preferences.device = "mlx5_0";
+  says(choose(fake.library(), preferences).reason, "no RDMA device is called 'mlx5_0'");
   CHECK_EQ(fake.open, 0);
 }
 
 TEST("verbs: a variable that is no number is refused by name") {
   const auto set = [](const char* value) { setenv("MOOLINK_VERBS_PORT", value, 1); };
   set("first");
-  CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+  CHECK_THROWS(Preferences::from_environment(), ErrorCode::invalid_argument);
   set("-1");
-  CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+  CHECK_THROWS(Preferences::from_environment(), ErrorCode::invalid_argument);
   set("2");
-  CHECK_EQ(Wishes::from_environment().port, 2);
+  CHECK_EQ(Preferences::from_environment().port, 2);
   unsetenv("MOOLINK_VERBS_PORT");
-  CHECK_EQ(Wishes::from_environment().port, 0);
+  CHECK_EQ(Preferences::from_environment().port, 0);
 }
 
 TEST("verbs: the number of queue pairs of a connection can be chosen, from 1 to 8") {
@@ -170,23 +171,24 @@ TEST("verbs: the number of queue pairs of a connection can be chosen, from 1 to 
   fake.add(roce("rxe0", {{gid_of(kV4)}}));
   const auto with = [&](const char* value) {
     setenv("MOOLINK_VERBS_QUEUE_PAIRS", value, 1);
-    Wishes wishes = fake.wishes();
-    wishes.queue_pairs = Wishes::from_environment().queue_pairs;
-    return choose(fake.library(), wishes).port->queue_pairs;
+    Preferences preferences = fake.preferences();
+    preferences.queue_pairs = Preferences::from_environment().queue_pairs;
+    return choose(fake.library(), preferences).port->queue_pairs;
   };
   CHECK_EQ(with("1"), std::size_t{1});
   CHECK_EQ(with("8"), std::size_t{8});
   for (const char* wrong : {"0", "9", "many"}) {
     setenv("MOOLINK_VERBS_QUEUE_PAIRS", wrong, 1);
-    CHECK_THROWS(Wishes::from_environment(), ErrorCode::invalid_argument);
+    CHECK_THROWS(Preferences::from_environment(), ErrorCode::invalid_argument);
   }
   unsetenv("MOOLINK_VERBS_QUEUE_PAIRS");
-  CHECK_EQ(Wishes::from_environment().queue_pairs, 2);
+  CHECK_EQ(Preferences::from_environment().queue_pairs, 2);
 }
 
 TEST("verbs: without a device the library is not loaded") {
   FakeVerbs fake;
-  const Availability found = look(fake.wishes(), []() -> const LoadedLibrary& { std::abort(); });
+  const Availability found =
+      look(fake.preferences(), []() -> const LoadedLibrary& { std::abort(); });
   CHECK(!found.usable);
   says(found.reason, "no RDMA device");
 }
@@ -194,9 +196,9 @@ TEST("verbs: without a device the library is not loaded") {
 TEST("verbs: MOOLINK_VERBS_DEVICE=none leaves a device alone") {
   FakeVerbs fake;
   fake.add(roce("rxe0", {{gid_of(kV4)}}));
-  Wishes wishes = fake.wishes();
-  wishes.device = "none";
-  const Availability found = look(wishes, []() -> const LoadedLibrary& { std::abort(); });
+  Preferences preferences = fake.preferences();
+  preferences.device = "none";
+  const Availability found = look(preferences, []() -> const LoadedLibrary& { std::abort(); });
   CHECK(!found.usable);
   says(found.reason, "MOOLINK_VERBS_DEVICE is 'none'");
 }
@@ -205,15 +207,15 @@ TEST("verbs: each lack has its reason") {
   FakeVerbs fake;
   fake.add(roce("rxe0", {{gid_of(kV4)}}));
   faked = &fake.library();
-  CHECK(look(fake.wishes(), installed).usable);
-  says(look(fake.wishes(), not_installed).reason, "cannot open shared object file");
+  CHECK(look(fake.preferences(), installed).usable);
+  says(look(fake.preferences(), not_installed).reason, "cannot open shared object file");
   fake.list_error = ENOSYS;
-  says(look(fake.wishes(), installed).reason, "the kernel has no RDMA");
+  says(look(fake.preferences(), installed).reason, "the kernel has no RDMA");
   fake.list_error = EPERM;
-  says(look(fake.wishes(), installed).reason, "cannot be listed: Operation not permitted");
+  says(look(fake.preferences(), installed).reason, "cannot be listed: Operation not permitted");
   fake.list_error = 0;
   fake.register_error = ENOMEM;
-  const Availability limited = look(fake.wishes(), installed);
+  const Availability limited = look(fake.preferences(), installed);
   CHECK(!limited.usable);
   says(limited.reason, "rxe0 registers no memory: Cannot allocate memory");
   CHECK_EQ(limited.devices.size(), 1u);
@@ -226,9 +228,9 @@ TEST("verbs: a device that cannot be opened is named, and another one is taken")
   closed.open_error = EACCES;
   fake.add(closed);
   faked = &fake.library();
-  says(look(fake.wishes(), installed).reason, "a: cannot be opened: Permission denied");
+  says(look(fake.preferences(), installed).reason, "a: cannot be opened: Permission denied");
   fake.add(roce("b", {{gid_of(kV4)}}));
-  const Availability found = look(fake.wishes(), installed);
+  const Availability found = look(fake.preferences(), installed);
   CHECK(found.usable);
   says(found.chosen, "b port 1");
 }
@@ -237,7 +239,7 @@ TEST("verbs: a device without an address is of no use") {
   FakeVerbs fake;
   fake.add(roce("rxe0", {{gid_of("::")}, {gid_of(kV4), "IB/RoCE v1"}}));
   faked = &fake.library();
-  says(look(fake.wishes(), installed).reason, "its network interface has no address");
+  says(look(fake.preferences(), installed).reason, "its network interface has no address");
 }
 
 }  // namespace verbs_choice_test

@@ -33,7 +33,7 @@ void says(const std::string& text, const std::string& part) {
 const Library& real() { return *load_library().functions; }
 
 const Port& port() {
-  static const Port chosen = choose(real(), Wishes::from_environment()).port.value();
+  static const Port chosen = choose(real(), Preferences::from_environment()).port.value();
   return chosen;
 }
 

@@ -23,9 +23,9 @@ def announced(**options):
 
 made = {"token": {}, "named": {"transports": ["verbs", "tcp"]}, "insecure": {"insecure": True}}
 seen = {}
-for wish in ("", "0", "1"):
-    os.environ["MOOLINK_VERBS"] = wish
-    seen[wish] = [name for name, options in made.items() if announced(**options)]
+for setting in ("", "0", "1"):
+    os.environ["MOOLINK_VERBS"] = setting
+    seen[setting] = [name for name, options in made.items() if announced(**options)]
 print(json.dumps(seen))
 """
 

@@ -131,10 +131,11 @@ class Life {
   void calm() {
     world_.start_broker();
     world_.heal();
-    simulation_.run_until(simulation_.now() + milliseconds(200));  // those leaving are gone then
+    simulation_.run_until(simulation_.now() + milliseconds(200));
     bool members = false;
     for (const int peer : world_.live()) {
-      members |= !world_.process(peer).learner->habits().observer;
+      const Process& process = world_.process(peer);
+      members |= !process.leaving && !process.learner->habits().observer;
     }
     if (!members) add_peer(true);
     simulation_.run_until(simulation_.now() + seconds(14));

@@ -121,7 +121,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   peer.alive = true;
   ++peer.incarnation;
   peer.instance = Uid::random(simulation_.random);
-  peer.disturbed = false;
+  peer.disturbed = peer.leaving = false;
   peer.backlog.clear();
   peer.frozen_until = peer.cut_off_until = peer.user_away_until = Time::min();
   peer.tick_at = kNever;
@@ -217,7 +217,7 @@ void World::leave(int index) {
   if (!peer.alive || simulation_.now() < peer.frozen_until) return;
   peace_ = false;
   simulation_.note(peer.name + " leaves");
-  peer.disturbed = true;
+  peer.disturbed = peer.leaving = true;
   peer.member->leave(simulation_.now());
   pump(index);
   if (peer.alive)

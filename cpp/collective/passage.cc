@@ -1,4 +1,4 @@
-#include "collective/plan.h"
+#include "collective/passage.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "collective/plan.h"
+#include "collective/passage.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "check.h"
 
-namespace plan_test {
+namespace passage_test {
 
 using namespace moolink::collective;
 
@@ -176,4 +176,4 @@ TEST("even slices cover every element once, in order, and are cut at cache lines
   }
 }
 
-}  // namespace plan_test
+}  // namespace passage_test

@@ -12,10 +12,10 @@ namespace moolink::rpc {
 
 // Limit of log lines about unauthenticated peers: some at once and then one a second, so that peers
 // that fail thousands of times do not fill a disk. The next line counts the omitted ones.
-class Complaints {
+class LogLimit {
  public:
   // The line to log now; none: it is omitted.
-  std::optional<std::string> make(Time now, std::string text) {
+  std::optional<std::string> line(Time now, std::string text) {
     if (now - last_ >= kEvery) {
       const auto earned = static_cast<std::size_t>((now - last_) / kEvery);
       lines_ = std::min(lines_ + earned, kAtOnce);

@@ -1,4 +1,4 @@
-#include "accumulate/flush.h"
+#include "accumulate/decision.h"
 
 #include <algorithm>
 #include <optional>

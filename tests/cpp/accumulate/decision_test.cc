@@ -1,4 +1,4 @@
-#include "accumulate/flush.h"
+#include "accumulate/decision.h"
 
 #include "check.h"
 
@@ -46,7 +46,7 @@ KnownRound known(std::uint64_t round, bool have, std::vector<std::uint64_t> from
   return known;
 }
 
-TEST("flush: a round stands if one survivor has it and none before it is missing") {
+TEST("decision: a round stands if one survivor has it and none before it is missing") {
   Flush a = complete(10, 10);
   Flush b = complete(11, 10);
   a.rounds = {known(11, false), known(12, true), known(14, true)};
@@ -59,7 +59,7 @@ TEST("flush: a round stands if one survivor has it and none before it is missing
   for (const auto& member : resume.members) CHECK(member.standing == Standing::complete);
 }
 
-TEST("flush: who was not in the last active epoch is no survivor, however far it got") {
+TEST("decision: who was not in the last active epoch is no survivor, however far it got") {
   Flush zombie = complete(30, 30);
   zombie.applied = zombie.active = 6;
   const Resume resume =
@@ -69,7 +69,7 @@ TEST("flush: who was not in the last active epoch is no survivor, however far it
   CHECK(resume.members[0].standing == Standing::stateless);
 }
 
-TEST("flush: who did not learn any more that the epoch was active is a survivor of it") {
+TEST("decision: who did not learn any more that the epoch was active is a survivor of it") {
   Flush late = complete(12, 12);
   late.lineage = Uid{6, 6};  // of the epoch before
   late.active = 7;
@@ -83,7 +83,7 @@ TEST("flush: who did not learn any more that the epoch was active is a survivor 
   CHECK(standing() == Standing::stateless);
 }
 
-TEST("flush: the old leader stays; else who applied most, then the lowest rank") {
+TEST("decision: the old leader stays; else who applied most, then the lowest rank") {
   Flush led = complete(10, 8);
   led.led = true;
   CHECK(decide(view_of({1, 2, 3}),
@@ -97,7 +97,7 @@ TEST("flush: the old leader stays; else who applied most, then the lowest rank")
         uid(1));
 }
 
-TEST("flush: a demotion that a leader asked for is void without that leader") {
+TEST("decision: a demotion that a leader asked for is void without that leader") {
   Flush led = complete(10, 10);
   led.led = true;
   led.demote = {uid(2)};
@@ -110,7 +110,7 @@ TEST("flush: a demotion that a leader asked for is void without that leader") {
   CHECK(standing({2}) == Standing::complete);
 }
 
-TEST("flush: where nobody has the state the greatest model version begins the history") {
+TEST("decision: where nobody has the state the greatest model version begins the history") {
   Flush a;
   Flush b;
   b.version = 40;
@@ -121,7 +121,7 @@ TEST("flush: where nobody has the state the greatest model version begins the hi
   CHECK(resume.members[1].standing == Standing::complete);
 }
 
-TEST("flush: of histories begun in epochs that were never active the last one goes on") {
+TEST("decision: of histories begun in epochs that were never active the last one goes on") {
   Flush first = complete(3, 3);
   first.applied = first.founded = 2;
   first.active = 0;
@@ -141,7 +141,7 @@ TEST("flush: of histories begun in epochs that were never active the last one go
   CHECK(resume.members[1].standing == Standing::stateless);
 }
 
-TEST("flush: a promised snapshot is awaited on only while somebody holds it") {
+TEST("decision: a promised snapshot is awaited on only while somebody holds it") {
   Flush pending = complete(12, 0);
   pending.standing = Standing::pending;
   pending.snapshot = {8, 11};
@@ -156,7 +156,7 @@ TEST("flush: a promised snapshot is awaited on only while somebody holds it") {
   CHECK(standing() == Standing::pending);
 }
 
-TEST("flush: lost are contributions of the dead that are in no round that stands") {
+TEST("decision: lost are contributions of the dead that are in no round that stands") {
   Flush a = complete(11, 11);
   a.rounds = {known(11, true, {3}), known(12, false, {2, 4})};
   a.queued = {{uid(4), "p4", 2, 5}, {uid(1), "p1", 9, 5}};
@@ -166,7 +166,7 @@ TEST("flush: lost are contributions of the dead that are in no round that stands
   for (const auto& lost : decision.lost) CHECK(lost.instance == uid(4));
 }
 
-TEST("flush: another model takes no part, and is told by both names") {
+TEST("decision: another model takes no part, and is told by both names") {
   Flush odd = complete(10, 10);
   odd.layout = 5;
   odd.layout_text = "w: (3, 4)";
