@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
 
+#include "base/environment_variable.h"
 #include "base/error.h"
 #include "transport/shm/transport.h"
 #include "transport/tcp/transport.h"
@@ -85,8 +85,8 @@ Transports make_transports(Environment& environment,
     const bool has_rdma = std::ranges::count(*named, PathKind::verbs) != 0;
     if (!has_rdma && !rdma.reason.empty()) wanted.lacking[PathKind::verbs] = rdma.reason;
   } else {
-    const char* setting = std::getenv("MOOLINK_VERBS");
-    wanted = default_kinds(rdma, !environment.keyring.empty(), setting == nullptr ? "" : setting);
+    const std::string setting = environment_variable("MOOLINK_VERBS");
+    wanted = default_kinds(rdma, !environment.keyring.empty(), setting);
   }
   Transports result{{}, {}, std::move(wanted.lacking), {}};
   for (const PathKind kind : wanted.kinds) {

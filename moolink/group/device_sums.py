@@ -18,8 +18,14 @@ def device_sums() -> Callable[[Group], DeviceSums] | None:
 
     This imports torch, which takes seconds, so call it before the peer joins the group: rank 0 may
     ask a new member at once, and takes a member without the function for one without NCCL.
+
+    Raises:
+        ValueError: `MOOLINK_NCCL` is neither 0 nor 1.
     """
-    if os.environ.get("MOOLINK_NCCL") != "1" or importlib.util.find_spec("torch") is None:
+    setting = os.environ.get("MOOLINK_NCCL", "")
+    if setting not in ("", "0", "1"):
+        raise ValueError(f"MOOLINK_NCCL is {setting!r}: 1 turns it on and 0 off")
+    if setting != "1" or importlib.util.find_spec("torch") is None:
         return None
     from moolink.torch.communicators import Nccl
     from moolink.torch.device_sums import DeviceSums

@@ -138,6 +138,14 @@ def test_the_variable_turns_nccl_on(join: Join, monkeypatch: pytest.MonkeyPatch)
     assert ways(groups[0]) == (0, 0)
 
 
+def test_another_value_of_the_variable_is_refused(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOOLINK_NCCL", "true")
+    with pytest.raises(ValueError, match="MOOLINK_NCCL is 'true': 1 turns it on and 0 off"):
+        join("a")
+
+
 def test_members_with_an_observer_sum_without_a_communicator(member: Any, join: Join) -> None:
     groups = [member("a"), member("b")]
     parameter = torch.nn.Parameter(torch.zeros(3))

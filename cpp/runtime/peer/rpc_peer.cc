@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/environment_variable.h"
 #include "base/names.h"
 #include "base/scoped.h"
 #include "transport/transports.h"
@@ -46,34 +45,6 @@ rpc::Config node_config(const RpcOptions& options, const Context& context) {
   config.timing = options.timing;
   if (options.transports) config.paths = *options.transports;
   return config;
-}
-
-std::string environment_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// Returns the value of a variable that turns a feature on or off. None: it is not set.
-std::optional<bool> switch_variable(const char* name) {
-  const std::string value = environment_variable(name);
-  if (value.empty()) return std::nullopt;
-  if (value == "0" || value == "1") return value == "1";
-  throw Exception(ErrorCode::invalid_argument,
-                  std::string(name) + " is '" + value + "': 1 turns it on and 0 off");
-}
-
-// Returns the value of a variable, a number up to `most`; `otherwise` if it is not set.
-std::size_t number_variable(const char* name, std::size_t otherwise, std::size_t most) {
-  const std::string text = environment_variable(name);
-  if (text.empty()) return otherwise;
-  std::size_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value > most) {
-    throw Exception(
-        ErrorCode::invalid_argument,
-        std::string(name) + " is '" + text + "', not a number from 0 to " + std::to_string(most));
-  }
-  return value;
 }
 
 // moolib's "ipc://<name>" is the socket of that name on this host.
@@ -121,7 +92,8 @@ RpcPeer::RpcPeer(std::shared_ptr<Context> context, RpcOptions options)
   environment_.keyring = options.keyring;
   environment_.name = node_.name();
   environment_.tls_thread = switch_variable("MOOLINK_TLS_THREAD");
-  environment_.streams.most = number_variable("MOOLINK_TCP_STREAMS", 4, 16);
+  environment_.streams.most =
+      static_cast<std::size_t>(number_variable("MOOLINK_TCP_STREAMS", 4, 0, 16));
 }
 
 RpcPeer::~RpcPeer() = default;

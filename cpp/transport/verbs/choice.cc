@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +13,7 @@
 #include <tuple>
 
 #include "base/buffer.h"
+#include "base/environment_variable.h"
 #include "base/error.h"
 #include "transport/verbs/device.h"
 #include "transport/verbs/queue_pairs.h"
@@ -30,24 +29,6 @@ constexpr const char* kGpuDirect = "MOOLINK_VERBS_GPUDIRECT";
 constexpr int kMostGids = 256;  // examined, of one port
 // The minimum a connection registers: its messages, before any array.
 constexpr std::size_t kLeastRegistered = std::size_t{1} << 20;
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-int number(const char* name, int otherwise, int least, int most) {
-  const std::string text = variable(name);
-  if (text.empty()) return otherwise;
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    throw Exception(ErrorCode::invalid_argument,
-                    std::string(name) + " is '" + text + "', not a number from " +
-                        std::to_string(least) + " to " + std::to_string(most));
-  }
-  return value;
-}
 
 std::string first_line(const std::filesystem::path& file) {
   std::ifstream stream(file);
@@ -218,12 +199,13 @@ std::string try_to_register(const Library& library, const Port& port) {
 
 Preferences Preferences::from_environment() {
   Preferences preferences;
-  preferences.device = variable(kDevice);
-  preferences.port = number(kPort, 0, 0, 255);
-  preferences.gid_index = number(kGidIndex, -1, 0, 65535);
-  preferences.queue_pairs = number(kQueuePairs, preferences.queue_pairs, 1, QueuePairs::kMost);
-  preferences.gpudirect = number(kGpuDirect, 0, 0, 1) == 1;
-  preferences.visible_gpus = variable("CUDA_VISIBLE_DEVICES");
+  preferences.device = environment_variable(kDevice);
+  preferences.port = number_variable(kPort, 0, 0, 255);
+  preferences.gid_index = number_variable(kGidIndex, -1, 0, 65535);
+  preferences.queue_pairs =
+      number_variable(kQueuePairs, preferences.queue_pairs, 1, QueuePairs::kMost);
+  preferences.gpudirect = switch_variable(kGpuDirect).value_or(false);
+  preferences.visible_gpus = environment_variable("CUDA_VISIBLE_DEVICES");
   unsigned node = 0;
   if (getcpu(nullptr, &node) == 0) preferences.near_node = static_cast<int>(node);
   return preferences;
