@@ -19,10 +19,9 @@ from typing import Any, Literal, Protocol
 
 from moolink.env_pool import channel, fork_server
 from moolink.errors import Error
+from moolink.internal.processes import THREAD_VARIABLES
 
 Start = Literal["program", "fork"]
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Process(Protocol):
@@ -139,7 +138,7 @@ def start_server(
         f"main({control}, {parent}, {shared})"
     )
     # A worker is meant to use one core.
-    environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1")
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moolink import tokens
+from moolink.internal.processes import THREAD_VARIABLES
 from moolink.launch import yaml
 from moolink.launch.description import Job, Role
 
@@ -25,7 +26,6 @@ _SECRET = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _IMAGE = re.compile(r"[\w\[][\w.:/@\[\]-]*", re.ASCII)
 _LONGEST = 63 - len("-broker") - len("-4294967295-abcde")  # added to make the names of pods
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _peer_environment(job: Job, role: Role) -> list[dict[str, Any]]:
     fixed = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        **dict.fromkeys(_THREAD_VARIABLES if cores else (), str(role.cores)),
+        **dict.fromkeys(THREAD_VARIABLES if cores else (), str(role.cores)),
         **{name: _literal(value) for name, value in role.env.items()},
         # These win over the role's own, as under every launcher.
         **_security(job),

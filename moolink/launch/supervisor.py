@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from moolink.accumulate import run_record
-from moolink.internal.processes import describe_exit, exit_status
+from moolink.internal.processes import THREAD_VARIABLES, describe_exit, exit_status
 from moolink.launch.description import Role
 from moolink.launch.host import Host, JobError, Running, Task
 from moolink.launch.loop import Loop, Signals, Timer
@@ -26,7 +26,6 @@ _BROKER_RESTARTS = 3
 _BROKER_GRACE = 0.3  # seconds between SIGTERM and SIGKILL; it holds soft state only
 _HOST_GRACE = 5.0  # seconds for a host's agent to end after the last of its processes
 _WAIT_FOR_HOSTS = 60.0  # seconds that peers wait for lost hosts once nothing else runs
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FAULT_HANDLER = {"PYTHONFAULTHANDLER": "1"}  # a peer that crashes prints its Python stacks
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines must appear when they are written
 _REPEATED_LINES = 40  # lines of a failed peer's stderr that are repeated at the end
@@ -208,7 +207,7 @@ class Supervisor:
         }
         if seat.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(seat.gpus)
-        defaults = dict.fromkeys(_THREAD_VARIABLES, str(seat.cores)) | _FAULT_HANDLER
+        defaults = dict.fromkeys(THREAD_VARIABLES, str(seat.cores)) | _FAULT_HANDLER
         prefix = str(seat.index) if len(job.roles) == 1 else f"{role.name} {seat.index}"
         process = Process(self, seat.host, seat, prefix)
         self._peers[role.name, seat.index] = process
