@@ -194,9 +194,7 @@ void Process::send_service(const std::string& to) {
     payload.body = bytes;
     const Time now = world_->simulation.now();
     const auto infos = node_.peers(now);
-    const bool known = std::any_of(infos.begin(), infos.end(), [&](const rpc::PeerInfo& info) {
-      return info.instance == other;
-    });
+    const bool known = std::ranges::count(infos, other, &rpc::PeerInfo::instance) > 0;
     require(known, "a peer is up, but takes no service message");
     node_.send_service_to(now, other, to, rpc::Service::group, std::move(payload));
     act();
