@@ -7,7 +7,8 @@ namespace moolink {
 
 std::string in_seconds(Duration duration) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", std::chrono::duration<double>(duration).count());
+  const double value = std::chrono::duration<double>(duration).count();
+  std::snprintf(text, sizeof text, value < 1000 ? "%.3g s" : "%.0f s", value);
   return text;
 }
 

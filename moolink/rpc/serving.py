@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
@@ -25,6 +25,19 @@ def peer_of(rpc: Any) -> Rpc:
     if not isinstance(rpc, Rpc):
         raise TypeError(f"rpc must be a moolink.Rpc, got {shown(rpc)}")
     return rpc
+
+
+@contextlib.contextmanager
+def first(what: str) -> Iterator[None]:
+    """Around the definition of an object's first function at a peer.
+
+    Raises:
+        ValueError: the function is defined already; the message says that the peer has `what`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"this peer has {what} already: close it first") from error
 
 
 def undefine(rpc: Rpc, function: str) -> None:

@@ -99,10 +99,11 @@ def _check(values: list[Any], skeleton: Skeleton) -> None:
     for i, value in enumerate(values):
         dtype = getattr(skeletons.as_array(value), "dtype", None)
         if dtype is None or getattr(dtype, "hasobject", False):
-            path = skeletons.paths(skeleton)[i]
+            path = skeletons.paths(skeleton, "weights")[i]
             what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
+            hint = ": publish its state_dict()" if hasattr(value, "state_dict") else ""
             raise TypeError(
-                f"{path}: {what} cannot be published: only arrays, tensors and numbers can"
+                f"{path}: {what} cannot be published, only arrays, tensors and numbers can{hint}"
             )
 
 

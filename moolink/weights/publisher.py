@@ -90,7 +90,8 @@ class Publisher(Closing):
         self._holds = Holds()
         self._closed = False
         self._forked()
-        rpc.define_deferred(names.NEXT.format(name), self._on_next)
+        with serving.first(f"a publisher of {name!r}"):
+            rpc.define_deferred(names.NEXT.format(name), self._on_next)
         rpc.define(names.SOURCE.format(name), self._on_source)
         rpc.define(names.CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.PARTS_NEXT.format(name), self._on_parts_next)
@@ -183,12 +184,12 @@ class Publisher(Closing):
                 if wait.over:
                     raise TimeoutError(
                         f"{ready} of {count} subscribers of {self._name!r} have version "
-                        f"{version} after {timeout:g} s; they have {there}"
+                        f"{version} after {timeout:g} s; {_versions(there)}"
                     )
                 wait.for_change(
                     self._changed,
                     f"the publisher of {self._name!r} waits for {count} subscribers that have "
-                    f"version {version}; they have {there}",
+                    f"version {version}; {_versions(there)}",
                 )
 
     def stats(self) -> PublisherStats:
@@ -417,6 +418,10 @@ class Publisher(Closing):
             same = held is not None and held[0] == layout
             snapshot.unchanged[of] = blob.equal_chunks(held[1], block) if held and same else []
         return snapshot.unchanged[of]
+
+
+def _versions(acknowledged: dict[str, int]) -> str:
+    return f"they have {acknowledged}" if acknowledged else "no subscriber has one"
 
 
 def _sharded(subscriber: Any, number: Any) -> agreement.Subscriber:

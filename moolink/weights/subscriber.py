@@ -65,7 +65,8 @@ class Subscriber(Following):
         self._fetched: Copy | None = None  # the next one, while it is fetched
         self._early: list[tuple[Key, int | None, RpcDeferredReturn]] = []
         self._counts = {"versions": 0, "chunks": 0, "bytes_fetched": 0, "bytes_mapped": 0}
-        rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
+        with serving.first(f"a subscriber of {name!r}"):
+            rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.COPY.format(name), self._on_copy)
         sources.add(self, rpc)
         self._thread.start()
@@ -119,8 +120,8 @@ class Subscriber(Following):
                 self._dtype,
             )
             offer = self._next(call, self._publisher)
-        except TimeoutError as error:
-            self._reason = str(error)
+        except TimeoutError:
+            self._reason = "it has published nothing newer, or does not answer"
             return
         layout = Layout.from_wire(offer["layout"])
         key = key_of(offer["key"])

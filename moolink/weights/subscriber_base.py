@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
-from moolink.errors import CancelledError, Closed, Error, TimeoutError
+from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, TimeoutError
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
@@ -42,7 +42,7 @@ class Following(Closing):
         self._arrays: Arrays = arrays
         self._dtype = dtype or ""
         self._call: Future | None = None  # that the thread waits for
-        self._reason = "it has not answered yet"
+        self._reason = "it has not published yet, or has not answered"
         self._away = deadlines.Wait()  # since a publisher was connected
         self._closed = False
         self._forked()
@@ -161,7 +161,12 @@ class Following(Closing):
                         f"the subscriber of {self._name!r} waits for the peer "
                         f"{publisher!r}, which is not connected: is its name right?"
                     )
-            return call.result()
+            try:
+                return call.result()
+            except NoSuchFunction:
+                raise NoSuchFunction(
+                    f"peer {publisher!r} has no publisher of {self._name!r}"
+                ) from None
 
     def _result(self, future: Future, timeout: float | None = None) -> Any:
         """Waits for a call, which close() cancels."""

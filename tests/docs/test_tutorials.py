@@ -114,37 +114,49 @@ def test_two_peers_learn(tmp_path: Path) -> None:
     assert max(two_peers(tmp_path) for _ in range(3)) > 0.5
 
 
-def actors_and_replay(directory: Path, updates: str) -> list[list[tuple[int, int]]]:
-    """Learns as the tutorial does; returns (version, return) of each line of each actor."""
+@contextmanager
+def actors_and_replay(directory: Path, updates: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The tutorial's learner, for so many updates, and its two actors."""
     save(directory, "actors-and-replay", ["learner.py", "actor.py"])
     port = unused_port()
     for name in ("learner.py", "actor.py"):
         path = directory / name
         path.write_text(path.read_text().replace("4434", port).replace("4_000", updates))
-    commands = [["learner.py"], ["actor.py", "1"], ["actor.py", "2"]]
-    with started(directory, *commands) as (learner, *actors):
-        said = learner.communicate(timeout=300)[0]
-        assert re.fullmatch(r"learned from \d+ transitions\n", said)
-        for actor in actors:
-            actor.terminate()
-        lines = [actor.communicate(timeout=PROCESS_LIMIT)[0] for actor in actors]
-    found = [re.findall(r"weights (\d+): return (\d+)", text) for text in lines]
-    return [[(int(version), int(mean)) for version, mean in one] for one in found]
+    with started(directory, ["learner.py"], ["actor.py", "1"], ["actor.py", "2"]) as processes:
+        yield processes
+
+
+def versions_and_returns(text: str) -> list[tuple[int, int]]:
+    """Of each line of an actor."""
+    found = re.findall(r"weights (\d+): return (\d+)", text)
+    return [(int(version), int(mean)) for version, mean in found]
 
 
 def test_actors_follow_the_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    for lines in actors_and_replay(tmp_path, "300"):
-        versions = [version for version, _ in lines]
-        assert versions == sorted(versions), "they never go back"
-        assert versions[-1] > 0
+    # The learner goes on until both actors have followed it, however late one starts.
+    with actors_and_replay(tmp_path, "1_000_000") as (_, *actors):
+        for actor in actors:
+            assert actor.stdout is not None
+            versions = [0]
+            while versions[-1] == 0:
+                line = actor.stdout.readline()
+                assert line, "the actor ended"
+                versions += [version for version, _ in versions_and_returns(line)]
+            assert versions == sorted(versions), "they never go back"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_actors_learn(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    best = max(mean for lines in actors_and_replay(tmp_path, "4_000") for _, mean in lines)
+    with actors_and_replay(tmp_path, "4_000") as (learner, *actors):
+        said = learner.communicate(timeout=300)[0]
+        assert re.fullmatch(r"learned from \d+ transitions\n", said)
+        for actor in actors:
+            actor.terminate()
+        lines = [actor.communicate(timeout=PROCESS_LIMIT)[0] for actor in actors]
+    best = max(mean for text in lines for _, mean in versions_and_returns(text))
     assert best > 150, "an untrained policy makes about 20"
 
 

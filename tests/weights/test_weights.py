@@ -319,6 +319,23 @@ def test_a_closed_peer_ends_its_subscriber(net: Net) -> None:
         one.wait(0, 20)
 
 
+def test_the_cause_of_a_wait_is_named(net: Net) -> None:
+    with Publisher(net.learner, "w"):
+        one = net.subscribe("one")
+        with pytest.raises(moolink.TimeoutError, match="it has not published yet"):
+            one.wait(timeout=0.1)
+        with pytest.raises(ValueError, match="this peer has a subscriber of 'w' already"):
+            Subscriber(net.peers[-1], "w", "learner")
+        with Subscriber(net.peers[-1], "other", "learner") as other:
+            cause = "peer 'learner' has no publisher of 'other'"
+            waiting.until(lambda: other.stats()["waiting_for"] == cause, cause)
+
+
+class Module:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 def test_bad_arguments_are_refused(net: Net) -> None:
     with pytest.raises(ValueError, match="keep must be at least 1"):
         Publisher(net.learner, "w", keep=0)
@@ -327,10 +344,14 @@ def test_bad_arguments_are_refused(net: Net) -> None:
     with pytest.raises(TypeError, match="did you mean 'keep'"):
         Publisher(net.learner, "w", kep=1)  # type: ignore[call-arg]
     with Publisher(net.learner, "w") as publisher:
-        with pytest.raises(ValueError, match="defined already"):
+        with pytest.raises(ValueError, match="this peer has a publisher of 'w' already"):
             Publisher(net.learner, "w")
         with pytest.raises(TypeError, match=r"layers\[1\].name: a str cannot be published"):
             publisher.publish({"layers": [np.zeros(1), {"name": "text"}]})
+        with pytest.raises(TypeError, match=r"weights: a Module cannot be .* its state_dict\(\)"):
+            publisher.publish(Module())
+        with pytest.raises(moolink.TimeoutError, match="no subscriber has one"):
+            publisher.wait_acknowledged(0, 1, timeout=0.01)
         with pytest.raises(TypeError, match="x: an array of object cannot be published"):
             publisher.publish({"x": np.array([None])})
         with pytest.raises(ValueError, match="arrays must be one of"):

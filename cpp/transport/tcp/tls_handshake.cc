@@ -196,8 +196,8 @@ void TlsStream::dialler_refused() {
 // holds.
 void TlsStream::not_tls() {
   constexpr const char* kPlain =
-      "it does not encrypt: it was made with insecure=True, or finds no OpenSSL (`moolink doctor` "
-      "there says why), or is no moolink peer";
+      "it does not encrypt: it is no moolink peer, or was made with insecure=True, or finds no "
+      "OpenSSL (`moolink doctor` there says why)";
   if (!key_) {
     HandshakeFailure failure(ErrorCode::auth, kPlain);
     failure.answer =

@@ -1,4 +1,5 @@
 #include "base/buffer.h"
+#include "base/format.h"
 #include "base/names.h"
 #include "base/random.h"
 #include "base/streaming_copy.h"
@@ -24,6 +25,12 @@ TEST("uid: hexadecimal form and emptiness") {
            std::string("0123456789abcdeffedcba9876543210"));
   CHECK(Uid{}.empty());
   CHECK(Uid::from_entropy() != Uid::from_entropy());
+}
+
+TEST("seconds: three digits, and whole ones from 1000") {
+  CHECK_EQ(in_seconds(milliseconds(1234)), std::string("1.23 s"));
+  CHECK_EQ(in_seconds(milliseconds(999'400)), std::string("999 s"));
+  CHECK_EQ(in_seconds(seconds(1040)), std::string("1040 s"));
 }
 
 TEST("heap allocator: blocks are 64-byte aligned, sized as asked") {
