@@ -22,7 +22,7 @@ way at a time and with two: then a round is reduced while the next gradient is c
 
     python benchmarks/accumulator.py --device cuda
 
-keeps parameters and gradients on the device; gloo reduces a copy in host memory, as its users do.
+keeps parameters and gradients on the device; gloo reduces a copy in unpinned host memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def copy_gradients(leaves: list[torch.Tensor], flat: torch.Tensor) -> None:
 def gloo_round(leaves: list[torch.Tensor], peers: int) -> None:
     """Flatten, all_reduce in host memory, scale, copy back."""
     gathered = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
-    flat = gathered.cpu()  # itself in host memory
+    flat = gathered.cpu()  # already there: no copy
     torch.distributed.all_reduce(flat)
     flat = flat.to(gathered.device).div_(peers)
     offset = 0
@@ -164,6 +164,7 @@ def rounds(accumulator, until: Until, args: argparse.Namespace, mine) -> dict[st
                     before, thread = time.perf_counter(), time.thread_time()
                     for leaf in mine:
                         leaf.grad.fill_(1.0)
+                    finish(args.device)
                     wall += time.perf_counter() - before
                     used += time.thread_time() - thread
                     mine_used += time.thread_time() - thread
@@ -290,7 +291,9 @@ def report(args: argparse.Namespace, figures: dict[str, Any]) -> None:
     busy, copy = (statistics.median(figures[name]) for name in ("busy_ms", "copy_ms"))
     print(f"the user's thread, busy: {busy:.2f} ms a round (median); a bare copy: {copy:.2f} ms")
     if args.json:
-        args.json.write_text(json.dumps({"peers": args.peers, "parameters": count, **figures}))
+        args.json.write_text(
+            json.dumps({"peers": args.peers, "parameters": count, "device": args.device, **figures})
+        )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Builds the extension with this machine's python3 and runs what needs a CUDA device there: the tests
-# in tests/cuda, then benchmarks/cuda_tensors.py, rounds of gradients on the device beside gloo, and a
-# storm of deaths of peers with a model on the device. For a machine without a network: what python3 lacks for
-# this is taken from wheels in .whl/, if that folder is there.
+# Builds the extension with this machine's python3 and runs what needs a CUDA device: the tests in
+# tests/cuda, benchmarks/cuda_tensors.py, rounds of gradients on the device compared with gloo, and
+# a storm that kills peers whose model is on the device. It needs no network: modules that python3
+# lacks are installed from the wheels in .whl/, if that folder exists.
 #
-# usage: tools/cuda_check.sh [tests] [bench] [rounds] [storm] [sanitizer]; default: all but sanitizer
-# Results go to $OUT (default build/cuda): log of the tests, figures of the benchmark.
+# usage: tools/cuda_check.sh [tests] [bench] [rounds] [storm] [sanitizer]; default: tests bench
+# Logs and figures of all steps go to $OUT (default build/cuda).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 out=${OUT:-build/cuda}
 site=${MOOLINK_SITE:-/tmp/moolink-site}
-steps=${*:-tests bench rounds storm}
+steps=${*:-tests bench}
 began=$SECONDS
 limit=${LIMIT:-460}  # seconds for all of it
 # The seconds that a step has which asks for so many; `timeout 0` would mean no end.

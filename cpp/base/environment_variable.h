@@ -16,18 +16,18 @@ inline std::string environment_variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Whether a variable turns a feature on. None: it is not set. Throws Exception{invalid_argument}
-// unless it is 0 or 1.
+// Whether a variable turns a feature on; none: it is not set or empty. Throws
+// Exception{invalid_argument} if it is neither 0 nor 1.
 inline std::optional<bool> switch_variable(const char* name) {
   const std::string value = environment_variable(name);
   if (value.empty()) return std::nullopt;
   if (value == "0" || value == "1") return value == "1";
   throw Exception(ErrorCode::invalid_argument,
-                  std::string(name) + " is '" + value + "': 1 turns it on and 0 off");
+                  std::string(name) + " is '" + value + "': 1 turns it on, 0 turns it off");
 }
 
-// A number from `least` to `most`, or `otherwise` if the variable is not set. Throws
-// Exception{invalid_argument}.
+// A number from `least` to `most`; `otherwise`, if the variable is not set or empty. Throws
+// Exception{invalid_argument} if it has another value.
 inline int number_variable(const char* name, int otherwise, int least, int most) {
   const std::string text = environment_variable(name);
   if (text.empty()) return otherwise;

@@ -20,11 +20,11 @@ def device_sums() -> Callable[[Group], DeviceSums] | None:
     ask a new member at once, and takes a member without the function for one without NCCL.
 
     Raises:
-        ValueError: `MOOLINK_NCCL` is neither 0 nor 1.
+        ValueError: `MOOLINK_NCCL` is set, but is neither 0 nor 1.
     """
     setting = os.environ.get("MOOLINK_NCCL", "")
     if setting not in ("", "0", "1"):
-        raise ValueError(f"MOOLINK_NCCL is {setting!r}: 1 turns it on and 0 off")
+        raise ValueError(f"MOOLINK_NCCL is {setting!r}: 1 turns it on, 0 turns it off")
     if setting != "1" or importlib.util.find_spec("torch") is None:
         return None
     from moolink.torch.communicators import Nccl

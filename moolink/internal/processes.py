@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-# Libraries of arithmetic read these: their threads.
+# Numerical libraries read their number of threads from these variables.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _END_WITH_PARENT = str(pathlib.Path(__file__).with_name("end_with_parent.py"))
 _CGROUP_CPU_MAX = pathlib.Path("/sys/fs/cgroup/cpu.max")

@@ -54,7 +54,7 @@ class Process:
         both = " ".join(part for part in (pid, where) if part)
         return f"{kind} ({both})" if both else kind
 
-    def last_words(self) -> list[bytes]:
+    def last_lines(self) -> list[bytes]:
         """Returns the last traceback on stderr, or else the last lines written."""
         lines = list(self.stderr.tail) or list(self.stdout.tail)
         for index in range(len(lines) - 1, -1, -1):
@@ -412,7 +412,7 @@ class Supervisor:
             self.say(f"ended by {signal.Signals(self._signal).name}")
         if self._failed is not None:
             process = self._failed
-            words = process.last_words()
+            words = process.last_lines()
             last = "; its last words:" if words else " without a word"
             self.say(f"{process.describe()} {process.how} and ended the job{last}")
             for line in words:

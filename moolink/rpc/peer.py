@@ -231,8 +231,8 @@ class Rpc(RpcCore):
                 served.finish(None)
 
     def close(self) -> None:
-        """Flushes replies for a moment, tells the peers that it closes, fails pending calls with
-        moolink.Closed and closes the queues. More calls of it do nothing."""
+        """Flushes replies for a moment, tells the peers that it is closing, fails pending calls
+        with moolink.Closed and closes the queues. More calls of it do nothing."""
         sources.remove(self)
         all_served = list(self.__dict__.get("_served", {}).values())
         deadline = deadlines.after(_FINISH)

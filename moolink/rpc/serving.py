@@ -28,11 +28,12 @@ def peer_of(rpc: Any) -> Rpc:
 
 
 @contextlib.contextmanager
-def first(what: str) -> Iterator[None]:
-    """Around the definition of an object's first function at a peer.
+def only_one(what: str) -> Iterator[None]:
+    """Wraps the definition of an object's first function at a peer: a second such object is refused
+    by its own name.
 
     Raises:
-        ValueError: the function is defined already; the message says that the peer has `what`.
+        ValueError: the peer has `what` already.
     """
     try:
         yield

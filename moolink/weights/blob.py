@@ -101,9 +101,9 @@ def _check(values: list[Any], skeleton: Skeleton) -> None:
         if dtype is None or getattr(dtype, "hasobject", False):
             path = skeletons.paths(skeleton, "weights")[i]
             what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
-            hint = ": publish its state_dict()" if hasattr(value, "state_dict") else ""
+            hint = "; publish its state_dict() instead" if hasattr(value, "state_dict") else ""
             raise TypeError(
-                f"{path}: {what} cannot be published, only arrays, tensors and numbers can{hint}"
+                f"{path}: {what} cannot be published; only arrays, tensors and numbers can{hint}"
             )
 
 

@@ -86,11 +86,11 @@ class Publisher(Closing):
         self._least = 0  # versions below were seen at subscribers
         self._acknowledged: dict[str, int] = {}
         self._requests: list[_Request] = []
-        self._spread = SourceChoice(_core.host_key())
+        self._sources = SourceChoice(_core.host_key())
         self._holds = Holds()
         self._closed = False
         self._forked()
-        with serving.first(f"a publisher of {name!r}"):
+        with serving.only_one(f"a publisher or parameter server of {name!r}"):
             rpc.define_deferred(names.NEXT.format(name), self._on_next)
         rpc.define(names.SOURCE.format(name), self._on_source)
         rpc.define(names.CHUNK.format(name), self._on_chunk)
@@ -150,9 +150,9 @@ class Publisher(Closing):
     def _drop_old(self) -> None:
         """Drops the versions that no subscriber needs; the caller holds the lock."""
         old = set(list(self._snapshots)[: -self._keep])
-        if old & (self._spread.fetched | self._holds.versions):
+        if old & (self._sources.fetched | self._holds.versions):
             self._forget_the_dead()
-        for version in old - self._spread.fetched - self._holds.versions:
+        for version in old - self._sources.fetched - self._holds.versions:
             del self._snapshots[version]
 
     def acknowledged(self) -> dict[str, int]:
@@ -208,7 +208,7 @@ class Publisher(Closing):
                         "host": member.host,
                         "source": member.source or "",
                     }
-                    for peer, member in self._spread.members.items()
+                    for peer, member in self._sources.members.items()
                 },
             }
 
@@ -300,7 +300,7 @@ class Publisher(Closing):
                 now = time.monotonic()
                 self._holds.asked(request.sharded, request.above, self._version, now)
             elif has is not None:
-                self._spread.done(subscriber)
+                self._sources.done(subscriber)
             self._requests.append(request)
             self._changed.notify_all()
 
@@ -317,7 +317,7 @@ class Publisher(Closing):
             serving.text_of(failed, "failed")
         connected = serving.connected(self._rpc)
         with self._changed:
-            source = self._spread.again(subscriber, failed, connected)
+            source = self._sources.again(subscriber, failed, connected)
         return None if source is None else (source.peer, source.whole)
 
     def _on_chunk(self, key: Any, index: int) -> Any:
@@ -379,8 +379,8 @@ class Publisher(Closing):
         alive |= {r.subscriber for r in self._requests if not r.reply.cancelled()}
         for peer in self._acknowledged.keys() - alive:
             del self._acknowledged[peer]
-        for peer in self._spread.members.keys() - alive:
-            self._spread.forget(peer)
+        for peer in self._sources.members.keys() - alive:
+            self._sources.forget(peer)
         self._holds.forget(alive, time.monotonic())
 
     def _due(self) -> list[_Request]:
@@ -397,7 +397,7 @@ class Publisher(Closing):
         if request.sharded is not None:
             return {"key": key, "layout": layout.to_wire()}
         with self._changed:
-            source = self._spread.begin(request.subscriber, request.host, key, connected)
+            source = self._sources.begin(request.subscriber, request.host, key, connected)
         mapped = source == Source(None, whole=True)
         return {
             "key": key,
@@ -421,7 +421,7 @@ class Publisher(Closing):
 
 
 def _versions(acknowledged: dict[str, int]) -> str:
-    return f"they have {acknowledged}" if acknowledged else "no subscriber has one"
+    return f"they have {acknowledged}" if acknowledged else "no subscriber has any version"
 
 
 def _sharded(subscriber: Any, number: Any) -> agreement.Subscriber:

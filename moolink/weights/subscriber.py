@@ -65,7 +65,7 @@ class Subscriber(Following):
         self._fetched: Copy | None = None  # the next one, while it is fetched
         self._early: list[tuple[Key, int | None, RpcDeferredReturn]] = []
         self._counts = {"versions": 0, "chunks": 0, "bytes_fetched": 0, "bytes_mapped": 0}
-        with serving.first(f"a subscriber of {name!r}"):
+        with serving.only_one(f"a subscriber of {name!r}"):
             rpc.define_deferred(names.COPY_CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.COPY.format(name), self._on_copy)
         sources.add(self, rpc)
@@ -120,8 +120,12 @@ class Subscriber(Following):
                 self._dtype,
             )
             offer = self._next(call, self._publisher)
-        except TimeoutError:
-            self._reason = "it has published nothing newer, or does not answer"
+        except TimeoutError as error:
+            if self._publisher in serving.connected(self._rpc):
+                what = "nothing" if held is None else "nothing newer"
+                self._reason = f"it has published {what}, or does not answer"
+            else:
+                self._reason = str(error)
             return
         layout = Layout.from_wire(offer["layout"])
         key = key_of(offer["key"])

@@ -42,7 +42,7 @@ class Following(Closing):
         self._arrays: Arrays = arrays
         self._dtype = dtype or ""
         self._call: Future | None = None  # that the thread waits for
-        self._reason = "it has not published yet, or has not answered"
+        self._reason = "nothing is published yet, or there is no connection or answer"
         self._away = deadlines.Wait()  # since a publisher was connected
         self._closed = False
         self._forked()

@@ -116,7 +116,7 @@ def test_two_peers_learn(tmp_path: Path) -> None:
 
 @contextmanager
 def actors_and_replay(directory: Path, updates: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The tutorial's learner, for so many updates, and its two actors."""
+    """The tutorial's learner, for `updates` updates, and its two actors."""
     save(directory, "actors-and-replay", ["learner.py", "actor.py"])
     port = unused_port()
     for name in ("learner.py", "actor.py"):
@@ -127,7 +127,7 @@ def actors_and_replay(directory: Path, updates: str) -> Iterator[list[subprocess
 
 
 def versions_and_returns(text: str) -> list[tuple[int, int]]:
-    """Of each line of an actor."""
+    """The version and the return in each line of an actor's output."""
     found = re.findall(r"weights (\d+): return (\d+)", text)
     return [(int(version), int(mean)) for version, mean in found]
 
@@ -138,12 +138,19 @@ def test_actors_follow_the_weights(tmp_path: Path) -> None:
     with actors_and_replay(tmp_path, "1_000_000") as (_, *actors):
         for actor in actors:
             assert actor.stdout is not None
-            versions = [0]
-            while versions[-1] == 0:
+            versions: list[int] = []
+            while len({*versions}) < 3:
                 line = actor.stdout.readline()
                 assert line, "the actor ended"
                 versions += [version for version, _ in versions_and_returns(line)]
             assert versions == sorted(versions), "they never go back"
+
+
+def test_the_learner_ends(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with actors_and_replay(tmp_path, "300") as (learner, *_):
+        said = learner.communicate(timeout=PROCESS_LIMIT)[0]
+        assert re.fullmatch(r"learned from \d+ transitions\n", said)
 
 
 @pytest.mark.nightly

@@ -450,6 +450,8 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.device != "cpu" and (args.churn or args.broker_restarts):
+        parser.error("--device is for --kills only")
     if args.broker_restarts:
         figures = broker_restarts(args.broker_restarts, args.peers, args.seed)
     elif args.churn:

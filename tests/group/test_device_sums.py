@@ -142,7 +142,7 @@ def test_another_value_of_the_variable_is_refused(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOLINK_NCCL", "true")
-    with pytest.raises(ValueError, match="MOOLINK_NCCL is 'true': 1 turns it on and 0 off"):
+    with pytest.raises(ValueError, match="MOOLINK_NCCL is 'true': 1 turns it on, 0 turns it off"):
         join("a")
 
 

@@ -162,7 +162,9 @@ def test_a_peer_closes_in_the_middle_of_transfers(two: tuple[moolink.Rpc, moolin
 
 def test_the_choice_of_a_thread_for_tls_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOOLINK_TLS_THREAD", "yes")
-    with pytest.raises(ValueError, match="MOOLINK_TLS_THREAD is 'yes': 1 turns it on and 0 off"):
+    with pytest.raises(
+        ValueError, match="MOOLINK_TLS_THREAD is 'yes': 1 turns it on, 0 turns it off"
+    ):
         moolink.Rpc("here")
 
 

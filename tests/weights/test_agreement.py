@@ -13,7 +13,7 @@ import pytest
 from moolink.weights.agreement import ASK_AGAIN, SILENCE, Agreement, Holds, Subscriber
 
 KEEP = 2
-HURRY = 1.0  # seconds until a subscriber gives up a later version
+LATER_WITHIN = 1.0  # seconds until a subscriber gives up a later version
 S = ("s", 0)
 
 
@@ -91,7 +91,7 @@ class World:
 
         for source in self.sources:
             self.send(lambda source=source: asked(source))
-        self.after(HURRY if self.agreement.asks_for_a_later_one else ASK_AGAIN, late)
+        self.after(LATER_WITHIN if self.agreement.asks_for_a_later_one else ASK_AGAIN, late)
 
     def answer(self, source: Source) -> None:
         if source.waiting is None or source.newest is None or source.newest <= source.waiting[1]:

@@ -16,15 +16,15 @@ def key(version: int) -> Key:
 
 
 def test_a_subscriber_of_the_publisher_s_host_maps_its_copy() -> None:
-    spread = SourceChoice(HOME)
+    choice = SourceChoice(HOME)
     for name in "abc":
-        assert spread.begin(name, HOME, key(1), "abc") == Source(None, whole=True)
+        assert choice.begin(name, HOME, key(1), "abc") == Source(None, whole=True)
 
 
 def test_hosts_form_a_chain_and_a_host_fetches_once() -> None:
-    spread = SourceChoice(HOME)
+    choice = SourceChoice(HOME)
     names = [f"{host}{i}" for host in "pqr" for i in range(3)]
-    sources = {name: spread.begin(name, name[0], key(1), names) for name in names}
+    sources = {name: choice.begin(name, name[0], key(1), names) for name in names}
     assert sources["p0"] == Source(None, whole=False)
     assert sources["q0"] == Source("p0", whole=False)
     assert sources["r0"] == Source("q0", whole=False)
@@ -33,31 +33,31 @@ def test_hosts_form_a_chain_and_a_host_fetches_once() -> None:
 
 
 def test_a_late_joiner_asks_the_one_that_is_asked_least() -> None:
-    spread = SourceChoice(HOME)
+    choice = SourceChoice(HOME)
     for name in "pq":
-        spread.begin(name, name, key(1), "pq")
+        choice.begin(name, name, key(1), "pq")
     for name in "pq":
-        spread.done(name)
-    first = spread.begin("r", "r", key(1), "pqr").peer
-    second = spread.begin("s", "s", key(1), "pqrs").peer
+        choice.done(name)
+    first = choice.begin("r", "r", key(1), "pqr").peer
+    second = choice.begin("s", "s", key(1), "pqrs").peer
     assert {first, second} == {"p", "q"}
 
 
 def test_what_has_failed_is_not_asked_again() -> None:
-    spread = SourceChoice(HOME)
+    choice = SourceChoice(HOME)
     for name in "pqr":
-        spread.begin(name, name, key(1), "pqr")
-    assert spread.again("r", "q", "pqr") == Source("p", whole=False)
-    assert spread.again("r", "p", "pqr") == Source(None, whole=False)
-    assert spread.again("r", None, "pqr") is None
+        choice.begin(name, name, key(1), "pqr")
+    assert choice.again("r", "q", "pqr") == Source("p", whole=False)
+    assert choice.again("r", "p", "pqr") == Source(None, whole=False)
+    assert choice.again("r", None, "pqr") is None
 
 
 def test_a_subscriber_of_another_version_or_that_has_died_is_not_asked() -> None:
-    spread = SourceChoice(HOME)
-    spread.begin("p", "p", key(1), "pq")
-    assert spread.begin("q", "q", key(2), "pq").peer is None
-    spread.begin("r", "r", key(1), "pqr")
-    assert spread.begin("s", "s", key(1), "s").peer is None
+    choice = SourceChoice(HOME)
+    choice.begin("p", "p", key(1), "pq")
+    assert choice.begin("q", "q", key(2), "pq").peer is None
+    choice.begin("r", "r", key(1), "pqr")
+    assert choice.begin("s", "s", key(1), "s").peer is None
 
 
 class World:
@@ -65,7 +65,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.spread = SourceChoice(HOME)
+        self.choice = SourceChoice(HOME)
         self.version = 0
         self.alive: set[str] = set()
         self.chunks: dict[str, int] = {}  # that each has of the version it fetches
@@ -83,7 +83,7 @@ class World:
     def begin(self, name: str) -> None:
         self.alive.add(name)
         self.chunks[name] = 0
-        source = self.spread.begin(name, self.host(name), key(self.version), self.alive)
+        source = self.choice.begin(name, self.host(name), key(self.version), self.alive)
         self.take(name, source)
 
     def take(self, name: str, source: Source | None) -> None:
@@ -110,7 +110,7 @@ class World:
             self.chunks[name] += 1
         elif peer not in self.alive:
             self.replaced += 1
-            self.take(name, self.spread.again(name, peer, self.alive))
+            self.take(name, self.choice.again(name, peer, self.alive))
             return
         elif source.whole:
             assert self.host(peer) == self.host(name)
@@ -119,7 +119,7 @@ class World:
         elif self.chunks[peer] > self.chunks[name]:
             self.chunks[name] += 1
         if self.chunks[name] >= self.TOTAL:
-            self.spread.done(name)
+            self.choice.done(name)
 
     def publish(self) -> None:
         for name in sorted(self.alive):
@@ -142,7 +142,7 @@ class World:
         self.replaced += 1
         del self.chunks[name], self.sources[name]
         if self.random.random() < 0.5:  # the publisher does not hear of every death
-            self.spread.forget(name)
+            self.choice.forget(name)
 
     def step(self) -> None:
         names = sorted(self.alive)

@@ -15,7 +15,7 @@ namespace {
 
 using tensor::DType;
 
-// The exponent's bits are all ones in non-finite values.
+// The bits of the exponent: all ones in infinities and NaNs.
 constexpr std::uint32_t exponent(float) { return 0x7f800000U; }
 constexpr std::uint64_t exponent(double) { return 0x7ff0000000000000ULL; }
 

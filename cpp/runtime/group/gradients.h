@@ -33,9 +33,10 @@ struct BucketLayout {
   std::size_t bytes = 0;             // of the whole bucket
 };
 
-// An accumulator's passes over gradients in its user's thread, each once over the memory.
+// An accumulator's passes over gradients, in its user's thread; each reads the memory once.
 
-// float32, float64 and complex types: the adapters convert float16 and bfloat16 to float32.
+// Whether a bucket may hold this type: float32, float64 or complex. The adapters convert float16
+// and bfloat16 to float32.
 bool are_averaged(tensor::DType dtype);
 
 // A gradient without gaps, and its place in the bucket. Null: no gradient, which counts as zeros.

@@ -196,7 +196,7 @@ void TlsStream::dialler_refused() {
 // holds.
 void TlsStream::not_tls() {
   constexpr const char* kPlain =
-      "it does not encrypt: it is no moolink peer, or was made with insecure=True, or finds no "
+      "it does not encrypt: it is not a moolink peer, was made with insecure=True, or finds no "
       "OpenSSL (`moolink doctor` there says why)";
   if (!key_) {
     HandshakeFailure failure(ErrorCode::auth, kPlain);

@@ -265,7 +265,7 @@ void TcpTransport::not_opened(TcpConnection& connection, const HandshakeFailure&
   if (connection.is_for_stream()) return;  // its connection goes on without it
   const std::string& address = connection.dialled();
   Error error = failure.error();
-  // A peer that connects has another port each time; without it, a repeated complaint is
+  // A peer that connects has another port each time; without it, a repeated error is
   // recognised.
   const std::string which =
       address.empty() ? "a connection from " + parse_address(connection.peer_address()).host

@@ -30,6 +30,8 @@ TEST("uid: hexadecimal form and emptiness") {
 TEST("seconds: three digits, and whole ones from 1000") {
   CHECK_EQ(in_seconds(milliseconds(1234)), std::string("1.23 s"));
   CHECK_EQ(in_seconds(milliseconds(999'400)), std::string("999 s"));
+  CHECK_EQ(in_seconds(milliseconds(999'600)), std::string("1000 s"));
+  CHECK_EQ(in_milliseconds(milliseconds(1500)), std::string("1500 ms"));
   CHECK_EQ(in_seconds(seconds(1040)), std::string("1040 s"));
 }
 

@@ -325,7 +325,7 @@ TEST("a service message that there is no memory for loses the session, not the m
   CHECK_EQ(pair.server.peers(pair.now).size(), 1u);  // and it comes back
 }
 
-TEST("strangers that fail thousands of times fill no log") {
+TEST("unauthenticated peers that fail thousands of times do not fill the log") {
   LogLimit limit;
   const Time now{seconds(100)};
   int lines = 0;

@@ -41,7 +41,7 @@ struct Process {
   Uid instance;
   bool alive = false;
   std::uint64_t incarnation = 0;
-  bool leaving = false;  // it ends soon, or once it is no longer stopped
+  bool leaving = false;  // it ends soon; if it is stopped, once it continues
   bool disturbed =
       false;  // may lose contributions: it or its user was stopped or cut off, or evicted
   Time frozen_until = Time::min();
