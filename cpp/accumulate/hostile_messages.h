@@ -13,7 +13,6 @@ inline void lie_in(SnapshotInfo& info) {
   wire::lie("snapshot.chunk_bytes", info.chunk_bytes);
   if (!info.segments.empty()) wire::lie("snapshot.bytes", info.segments.front());
   wire::lie("snapshot.version", info.id.version);
-  if (!info.crc32c.empty()) wire::lie("snapshot.crc32c", info.crc32c.front());
 }
 
 inline void lie_in(Message& message) {
