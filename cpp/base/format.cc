@@ -5,18 +5,23 @@
 
 namespace moolink {
 
-std::string in_seconds(Duration duration) {
+namespace {
+
+// With three digits, from 1000 with all digits before the point.
+std::string with_unit(double value, const char* unit) {
   char text[32];
-  const double value = std::chrono::duration<double>(duration).count();
-  std::snprintf(text, sizeof text, value < 999.5 ? "%.3g s" : "%.0f s", value);
+  std::snprintf(text, sizeof text, value < 999.5 ? "%.3g %s" : "%.0f %s", value, unit);
   return text;
 }
 
+}  // namespace
+
+std::string in_seconds(Duration duration) {
+  return with_unit(std::chrono::duration<double>(duration).count(), "s");
+}
+
 std::string in_milliseconds(Duration duration) {
-  char text[32];
-  const double value = std::chrono::duration<double, std::milli>(duration).count();
-  std::snprintf(text, sizeof text, value < 999.5 ? "%.3g ms" : "%.0f ms", value);
-  return text;
+  return with_unit(std::chrono::duration<double, std::milli>(duration).count(), "ms");
 }
 
 }  // namespace moolink

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <string_view>
 #include <utility>
 
+#include "base/environment_variable.h"
 #include "base/error.h"
 #include "base/round_up.h"
 #include "base/streaming_copy.h"
@@ -279,10 +278,7 @@ void Stream::copy_within_device(std::span<const Transfer> transfers) {
 namespace {
 
 // Off by default: no hardware has proven it.
-bool sharing_is_wanted() {
-  const char* value = std::getenv("MOOLINK_CUDA_IPC");
-  return value != nullptr && std::string_view(value) == "1";
-}
+bool sharing_is_wanted() { return environment_variable("MOOLINK_CUDA_IPC") == "1"; }
 
 std::atomic<Devices*> used{nullptr};
 

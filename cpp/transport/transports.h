@@ -23,7 +23,7 @@ struct Defaults {
 };
 // RDMA does not encrypt: a peer with a token uses it only if told to. `setting` is the value of the
 // environment variable MOOLINK_VERBS: "1", "0" or nothing. Throws Exception{invalid_argument} on
-// another value. docs/design/transport-verbs.md, "What is not encrypted".
+// another value. See docs/design/transport-verbs.md, "Bytes that are not encrypted".
 Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view setting);
 
 struct Transports {

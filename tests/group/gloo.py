@@ -65,6 +65,19 @@ class Gloo:
         self.aborted.set()
 
 
+class Held(Gloo):
+    """Sums wait for `goes_on` while `holds` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(self._wait)
+        self.holds, self.waits, self.goes_on = (threading.Event() for _ in range(3))
+
+    def _wait(self, number: int) -> None:
+        if self.holds.is_set():
+            self.waits.set()
+            self.goes_on.wait(10 * TIMEOUT)  # longer than a test that fails
+
+
 def at_all(groups: list[moolink.Group], start: Callable[[int], Any]) -> list[Any]:
     """Calls `start` for each rank in a thread of its own; returns the results by rank."""
     with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
@@ -97,3 +110,12 @@ def connect(groups: list[moolink.Group]) -> None:
         return ways(groups[0])[0] > before
 
     until(by_communicator, "a communicator")
+
+
+def start_held(groups: list[moolink.Group], held: Held, name: str = "x") -> list[Any]:
+    """Starts a sum in which the member with this backend waits; returns the futures."""
+    held.holds.set()
+    futures = at_all(groups, lambda r: groups[r].all_reduce(name, torch.ones(N)))
+    assert held.waits.wait(TIMEOUT)
+    held.holds.clear()
+    return futures

@@ -18,33 +18,11 @@ import torch
 
 import moolink
 from moolink.torch.device_sums import DeviceSums
-from tests.group.gloo import Gloo, N, at_all, connect, sums, ways
+from tests.group.gloo import Gloo, Held, N, at_all, connect, start_held, sums, ways
 from tests.processes import ROOT
 from tests.waiting import TIMEOUT, formed, until
 
 Member = Callable[..., moolink.Group]
-
-
-class Held(Gloo):
-    """Sums wait for `goes_on` while `holds` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(self._wait)
-        self.holds, self.waits, self.goes_on = (threading.Event() for _ in range(3))
-
-    def _wait(self, number: int) -> None:
-        if self.holds.is_set():
-            self.waits.set()
-            self.goes_on.wait(10 * TIMEOUT)  # longer than a test that fails
-
-
-def start_held(groups: list[moolink.Group], held: Held, name: str = "x") -> list[Any]:
-    """Starts a sum in which the member with this backend waits; returns the futures."""
-    held.holds.set()
-    futures = at_all(groups, lambda r: groups[r].all_reduce(name, torch.ones(N)))
-    assert held.waits.wait(TIMEOUT)
-    held.holds.clear()
-    return futures
 
 
 class Slow(Gloo):

@@ -20,7 +20,7 @@ import torch
 
 import moolink
 from moolink.torch.communicators import Communicator, GroupStore, Nccl, Values
-from tests.group.gloo import Gloo, N, at_all, connect, sums, ways
+from tests.group.gloo import Gloo, Held, N, at_all, connect, start_held, sums, ways
 from tests.waiting import TIMEOUT, formed, until
 
 Join = Callable[..., moolink.Group]
@@ -284,50 +284,30 @@ def test_a_newcomer_ends_a_sum_that_waits_and_the_next_epoch_has_its_own_communi
     member: Any, late: int
 ) -> None:
     """One member never begins its part: without an abort the other would wait for 600 s."""
-    began, goes_on = threading.Event(), threading.Event()
-    waits = threading.Event()
-
-    def wait(number: int) -> None:
-        if waits.is_set():
-            began.set()
-            goes_on.wait(TIMEOUT)
-
-    backends = [Gloo(wait if rank == late else lambda number: None) for rank in range(2)]
+    held = Held()
+    backends = [held if rank == late else Gloo() for rank in range(2)]
     groups = [member(name, backend) for name, backend in zip("ab", backends, strict=True)]
     connect(groups)
-    waits.set()
-    futures = at_all(groups, lambda r: groups[r].all_reduce("x", torch.ones(N)))
-    assert began.wait(TIMEOUT)
+    futures = start_held(groups, held)
     assert not any(future.wait(0.1) for future in futures)
     groups.append(member("c"))
     for future in futures:
         with pytest.raises(moolink.GroupChanged):
             future.result(TIMEOUT)
-    waits.clear()
-    goes_on.set()
+    held.goes_on.set()
     assert all(backend.aborted.wait(TIMEOUT) for backend in backends)
     connect(groups)
     assert [backend.connected for backend in backends] == [2, 2]
 
 
 def test_a_sum_that_is_cancelled_ends_at_all_members(member: Any) -> None:
-    began, goes_on = threading.Event(), threading.Event()
-    waits = threading.Event()
-
-    def wait(number: int) -> None:
-        if waits.is_set():
-            began.set()
-            goes_on.wait(TIMEOUT)
-
-    groups = [member("a", Gloo(wait)), member("b")]
+    held = Held()
+    groups = [member("a", held), member("b")]
     connect(groups)
-    waits.set()
-    first = at_all(groups, lambda r: groups[r].all_reduce("x", torch.ones(N)))
-    assert began.wait(TIMEOUT)
+    first = start_held(groups, held)
     second = at_all(groups, lambda r: groups[r].all_reduce("y", torch.ones(N)))
     assert second[1].cancel()
-    waits.clear()
-    goes_on.set()
+    held.goes_on.set()
     assert all((future.result(TIMEOUT) == 2).all() for future in first)
     assert not first[0].cancel()
     for future in second:
@@ -337,14 +317,10 @@ def test_a_sum_that_is_cancelled_ends_at_all_members(member: Any) -> None:
 
 
 def test_futures_behave_like_those_of_other_operations(member: Any) -> None:
-    goes_on, waits = threading.Event(), threading.Event()
-    groups = [
-        member("a", Gloo(lambda number: waits.is_set() and goes_on.wait(TIMEOUT))),
-        member("b"),
-    ]
+    held = Held()
+    groups = [member("a", held), member("b")]
     connect(groups)
-    waits.set()
-    futures = at_all(groups, lambda r: groups[r].all_reduce("x", torch.ones(N)))
+    futures = start_held(groups, held)
     called = threading.Event()
     futures[0].add_done_callback(lambda future: called.set())
     with pytest.raises(moolink.TimeoutError):
@@ -352,7 +328,7 @@ def test_futures_behave_like_those_of_other_operations(member: Any) -> None:
     assert not futures[0].done()
     assert futures[0].exception() is None
     assert not called.is_set()
-    goes_on.set()
+    held.goes_on.set()
 
     async def both() -> list[Any]:
         return [await future for future in futures]
