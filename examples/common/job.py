@@ -74,7 +74,8 @@ class Job(abc.ABC):
         self._row_steps, self._row_time = self.totals.get("steps", 0), self.started
         self._next_log = self._next_checkpoint = 0.0
         self._snapshot: Callable[[], dict[str, Any]]
-        self.metrics: dict[str, float] = {}
+        # Scalars of any framework. A row of the curve converts them: no turn waits for a device.
+        self.metrics: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -183,7 +184,7 @@ class Job(abc.ABC):
             "cpu_seconds": round(time.process_time(), 2),
             "learning_rate": options.rate(totals),
             **columns,
-            **self.metrics,
+            **{name: float(x) for name, x in self.metrics.items()},
         }
         self._write(self.curve.append, row)
         self.terminal.say(progress_line(row, options.total_steps, of_whom))

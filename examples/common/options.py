@@ -203,7 +203,8 @@ class ImpalaOptions(GroupOptions):
     rmsprop_decay: float = 0.99
     """Decay of RMSProp's mean of squares (momentum is 0)."""
     rmsprop_eps: float = 0.01
-    """Epsilon of RMSProp, added to the root. The paper adds 0.1 inside it."""
+    """Epsilon of RMSProp, added to the root. The paper has 0.01 for Atari (arXiv 1802.01561, table
+    G.1); its TensorFlow optimizer adds it inside the root."""
     loss: Literal["mean", "sum"] = "mean"
     """`mean` over time and batch (moolib), or `sum` over both (the paper)."""
     vtrace_lambda: float = 0.95

@@ -280,7 +280,8 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
         o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
         returns, rewards = self.run_.episodes.column(E), normalizer.column()
-        observation = envs.reset(o.acting_seed + group * E if o.seed_envs else None)
+        seed = o.acting_seed + group * E if o.seed_envs else None
+        observation = normalizer.observe(envs.reset(seed))
         first, state = np.ones(E, np.bool_), self.net.no_memory(E)
         unroll = Unroll(envs, o)
         while True:
@@ -288,23 +289,23 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
                 yield False
             unroll.state = state
             for t in range(o.unroll_length + 1):
-                observation_t, first_t = normalizer.observe(observation), first
-                for key, x in observation_t.items():
+                for key, x in observation.items():
                     unroll.observation[key][t] = x
-                unroll.first[t] = first_t
+                unroll.first[t] = first
                 if t == o.unroll_length:
                     break
-                action, log_prob, _, state = self.infer(observation_t, first_t, state)
+                action, log_prob, _, state = self.infer(observation, first, state)
                 unroll.action[t], unroll.log_prob[t] = action, log_prob
                 envs.send(unroll.action[t].astype(envs.actions.dtype))
                 yield True
-                observation, reward, terminated, truncated, first, last = envs.recv()
+                received, reward, terminated, truncated, first, last = envs.recv()
+                observation = normalizer.observe(received)
                 returns.add(reward, first)
                 unroll.reward[t] = rewards.scaled(reward, first)
                 unroll.discount[t] = np.where(terminated | truncated, 0.0, o.discount)
                 unroll.bootstrap[t] = 0.0
                 if last is not None:
-                    _, _, value, _ = self.infer(normalizer(last), np.zeros_like(first_t), state)
+                    _, _, value, _ = self.infer(normalizer(last), np.zeros_like(first), state)
                     unroll.bootstrap[t, truncated] = np.asarray(value)[truncated]
             for batch in unroll.batches(o.batch_size):
                 self.full.put(batch)
@@ -475,7 +476,7 @@ def train(o: ImpalaOptions) -> None:
             jax.block_until_ready(gradients)  # arrays are read without a copy
             actor.release(unroll)
             step.reduce(gradients, batch_size=B, counters={"steps": T * B, **run.counters()})
-            run.metrics = {"loss": float(loss), "entropy": float(entropy)}
+            run.metrics = {"loss": loss, "entropy": entropy}
 
 
 def evaluate(o: ImpalaOptions) -> None:

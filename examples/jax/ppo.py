@@ -7,9 +7,9 @@
 The twin of `examples/torch/ppo.py`: the same options, files, numbers and checkpoints, and peers of
 both may learn one model in one group. Each peer plays a rollout with the newest parameters and
 learns from it in epochs of minibatches. A minibatch of each peer makes a round: the accumulator
-averages their gradients, and every peer applies them with the same optimizer. So two peers with
-four environments each compute what one would with eight, and the loop is that of one process but
-for `step.reduce`.
+averages their gradients, and every peer applies them with the same optimizer. The loop is that of
+one process but for `step.reduce`. Each contribution normalises its own advantages, so the mean
+gradient of two peers differs slightly from that of one peer with twice the environments.
 
 Time is the first axis of all arrays, environments are the second. T is the length of a rollout, E
 the number of environments, N the number of parts of an action.
@@ -417,7 +417,7 @@ def train(o: PpoOptions) -> None:
             (loss, entropy), gradients = gradients_of(p, buffers, batch)
             counters = {"steps": new_steps, **run.counters()}
             step.reduce(gradients, batch_size=batch.first.size, counters=counters)
-            run.metrics = {"loss": float(loss), "entropy": float(entropy)}
+            run.metrics = {"loss": loss, "entropy": entropy}
     envs.close()
 
 

@@ -257,7 +257,8 @@ class Actor(acting.ActingThread[Batch]):
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
         o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
         returns, rewards = self.run_.episodes.column(E), normalizer.column()
-        observation = envs.reset(o.acting_seed + group * E if o.seed_envs else None)
+        seed = o.acting_seed + group * E if o.seed_envs else None
+        observation = normalizer.observe(envs.reset(seed))
         first, state = np.ones(E, np.bool_), self.net.no_memory(E)
         unroll = Unroll(envs, o)
         while True:
@@ -265,19 +266,19 @@ class Actor(acting.ActingThread[Batch]):
                 yield False
             unroll.state = state[0].clone(), state[1].clone()  # for autograd
             for t in range(o.unroll_length + 1):
-                observation_t = normalizer.observe(observation)
-                for key, x in observation_t.items():
+                for key, x in observation.items():
                     unroll.observation[key][t] = x
                 unroll.first[t] = first
                 if t == o.unroll_length:
                     break
-                pi, _, state = self.infer(tensors(observation_t), torch.from_numpy(first), state)
+                pi, _, state = self.infer(tensors(observation), torch.from_numpy(first), state)
                 action = pi.sample()
                 unroll.action[t] = action[0].cpu().numpy()
                 unroll.log_prob[t] = pi.log_prob(action)[0].cpu().numpy()
                 envs.send(unroll.action[t])
                 yield True
-                observation, reward, terminated, truncated, first, last = envs.recv()
+                received, reward, terminated, truncated, first, last = envs.recv()
+                observation = normalizer.observe(received)
                 returns.add(reward, first)
                 unroll.reward[t] = rewards.scaled(reward, first)
                 unroll.discount[t] = np.where(terminated | truncated, 0.0, o.discount)
@@ -478,7 +479,7 @@ def train(o: ImpalaOptions) -> None:
             losses.total.backward()
             actor.release(batch.unroll)
             step.reduce(batch_size=B, counters={"steps": T * B, **run.counters()})
-            run.metrics = {"loss": losses.total.item(), "entropy": losses.entropy.item()}
+            run.metrics = {"loss": losses.total.detach(), "entropy": losses.entropy.detach()}
 
 
 def evaluate(o: ImpalaOptions) -> None:

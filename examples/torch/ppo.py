@@ -6,8 +6,9 @@
 
 Each peer plays a rollout with the newest parameters and learns from it in epochs of minibatches. A
 minibatch of each peer makes a round: the accumulator averages their gradients, and every peer
-applies them with the same optimizer. So two peers with four environments each compute what one
-would with eight, and the loop is that of one process but for `step.reduce`.
+applies them with the same optimizer. The loop is that of one process but for `step.reduce`. Each
+contribution normalises its own advantages, so the mean gradient of two peers differs slightly from
+that of one peer with twice the environments.
 
 Time is the first axis of all tensors, environments are the second. T is the length of a rollout, E
 the number of environments, N the number of parts of an action.
@@ -242,7 +243,8 @@ class Player:
                 last = self.tensors(self.normalizer(step.last_observation))
                 _, last_value, _ = self.net(last, torch.zeros_like(first), self.state)
                 truncated = torch.from_numpy(step.truncated).to(self.device)
-                reward = reward + o.discount * truncated * last_value[0]
+                # Not a product: rows that were not cut off can hold NaN.
+                reward = reward + o.discount * last_value[0].where(truncated, 0.0)
             ended = torch.from_numpy(step.terminated | step.truncated).to(self.device)
             discount = o.discount * ~ended
             rows.append((observation, first, action, pi.log_prob(action), value, reward, discount))
@@ -357,7 +359,7 @@ def train(o: PpoOptions) -> None:
             losses = ppo_loss(net, batch, o)
             losses.total.backward()
             step.reduce(batch.first.numel(), {"steps": new_steps, **run.counters()})
-            run.metrics = {"loss": losses.total.item(), "entropy": losses.entropy.item()}
+            run.metrics = {"loss": losses.total.detach(), "entropy": losses.entropy}
     envs.close()
 
 

@@ -61,9 +61,9 @@ class JaxNet:
 class Acting:
     """An actor of a framework, whose batches are read alike."""
 
-    def __init__(self, framework, envs, unroll_length=5, batch_size=2, num_groups=1):
+    def __init__(self, framework, envs, unroll_length=5, batch_size=2, num_groups=1, **given):
         module = importlib.import_module(f"examples.{framework}.impala")
-        self.options = options(unroll_length=unroll_length, batch_size=batch_size)
+        self.options = options(unroll_length=unroll_length, batch_size=batch_size, **given)
         self.options.num_groups = num_groups
         self.run = run_of(self.options, envs)
         net = TorchNet() if framework == "torch" else JaxNet()
@@ -123,6 +123,17 @@ def test_entries_of_an_unroll_belong_together(framework):
     returns = ((steps % 3) * 10 + steps + 1)[: ends[-1]].sum()
     assert counters == {"episodes": 4 * len(ends), "return_thousandths": 4000 * int(returns)}
     assert acting.run.episodes.take() == {"episodes": 0, "return_thousandths": 0}
+
+
+def test_each_observation_counts_once_in_the_normalizer(framework):
+    """Also the last of an unroll, which is the first of the next one."""
+    env = Counting(2)
+    with Acting(framework, env, normalize=True) as acting:
+        for _ in range(3):
+            acting.actor.release(acting.batch()[1])
+    count, sums, _ = acting.run.normalizer._new["obs"]
+    assert count.tolist() == [2.0 * (env.count + 1)] * 2
+    assert sums.tolist() == [env.count + 1.0, env.count * (env.count + 1.0)]
 
 
 def test_an_actor_ahead_of_its_learner_waits(framework):

@@ -143,8 +143,8 @@ def test_the_policy_is_pushed_no_further_than_the_clip():
     assert all(p.grad.abs().max() > 0 for p in case.torch.policy.parameters())
 
 
-def rollout_of(module, o):
-    envs = Counting(2)
+def rollout_of(module, o, envs=None):
+    envs = envs or Counting(2)
     run = run_of(o, envs)
     if module is in_torch:
         torch.manual_seed(0)
@@ -177,6 +177,25 @@ def test_a_rollout_goes_on_and_bootstraps_at_limits(module):
             value = np.asarray(value_of(following).tolist())[0] if after % 7 else 0.0
             wanted = reward + 0.9 * value
             np.testing.assert_allclose(np.asarray(batch.target)[t], wanted, rtol=1e-4)
+
+
+class OneCutOff(Counting):
+    """A limit cuts off environment 0 alone; the other row of the last observation is undefined."""
+
+    def recv(self):
+        step = super().recv()
+        if step.last_observation is not None:
+            step.last_observation["obs"][1] = np.nan
+            step.truncated[1] = step.episode_over[1] = False
+        return step
+
+
+@pytest.mark.parametrize("module", [in_torch, in_jax], ids=["torch", "jax"])
+def test_undefined_rows_of_the_last_observation_change_nothing(module):
+    o = options(rollout_length=8, gae_lambda=0.0, discount=0.9)
+    batch = rollout_of(module, o, OneCutOff(2))[0].rollout()
+    assert np.isfinite(np.asarray(batch.target)).all()
+    assert np.isfinite(np.asarray(batch.advantage)).all()
 
 
 @pytest.mark.parametrize("module", [in_torch, in_jax], ids=["torch", "jax"])
