@@ -8,10 +8,10 @@
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
 # make sanitize   C++ tests and simulators under ASan+UBSan and under TSan
-# Packages go into .venv, the build into build/ and moolink/, results into runs/; nothing needs root.
+# Packages go into build/venv, the build into build/ and moolink/, results into runs/; nothing needs root.
 
 PYTHON ?= python3
-VENV := .venv
+VENV := build/venv
 BIN := $(VENV)/bin
 RUN := $(CURDIR)/$(BIN)/python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
@@ -150,4 +150,4 @@ sanitize: $(VENV)/.tools
 	tools/sanitize.sh thread
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist

@@ -128,9 +128,10 @@ def _dashboard(broker: Broker, address: str | None, proof: Identity) -> Dashboar
     try:
         from moolink.dashboard.server import Dashboard
     except ModuleNotFoundError as missing:
+        from moolink.internal.extras import install_command
+
         raise ImportError(
-            f"{missing.name} is not installed: it comes with moolink's extra 'dashboard' (in the "
-            "checkout: pip install '.[dashboard]')"
+            f"{missing.name}, which --http needs, is not installed: {install_command('dashboard')}"
         ) from None
     served = Dashboard(broker, address, proof.keys[0].dashboard() if proof.keys else None)
     print(f"dashboard on http://{served.address}", flush=True)

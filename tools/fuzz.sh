@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: tools/fuzz.sh SECONDS [TARGET...]}
 shift
-bin=.venv/bin
+bin=build/venv/bin
 build=build/fuzz
 compiler=${FUZZ_CXX:-}
 for name in clang++ clang++-{20,19,18,17,16,15,14}; do

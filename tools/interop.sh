@@ -9,7 +9,7 @@ for requirements in "$tests"/requirements/*.txt; do
   name=$(basename "$requirements" .txt)
   venv=build/interop/$name
   if ! cmp -s "$requirements" "$venv/installed.txt"; then
-    ${PYTHON:-.venv/bin/python} -m venv "$venv"
+    ${PYTHON:-build/venv/bin/python} -m venv "$venv"
     # The core's dependencies and the tests' own; moolink itself is this checkout.
     if ! "$venv/bin/python" -m pip --disable-pip-version-check install -q -c constraints.txt \
       torch pytest pytest-timeout psutil cloudpickle -r "$requirements"; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: tools/matrix.sh quick|whole [VERSION ...]
-# The Python tests with other versions of Python (3.12 and 3.13) than that of .venv, which tests all.
+# The Python tests with other versions of Python (3.12 and 3.13) than that of build/venv, which tests all.
 # One extension module, for the stable ABI, serves them; it is built from the libraries of build/dev.
 # quick: what needs neither torch nor JAX of values, calls, batches and groups. whole: all tests.
 # Environments stay in build/matrix. A version that is not found is left out, and named.
@@ -20,7 +20,7 @@ extras=(test)
 environment() {
   local python=$1 folder=$2
   {
-    .venv/bin/python tools/requirements.py "${extras[@]}"
+    build/venv/bin/python tools/requirements.py "${extras[@]}"
     for name in pytest pytest-timeout pytest-xdist hypothesis psutil ml-dtypes \
       nanobind apache-tvm-ffi; do
       echo "$name"
@@ -39,7 +39,7 @@ mkdir -p "$out"
 tree=$out/tree
 rm -rf "$tree"
 mkdir -p "$tree"
-# A copy: the checkout's own extension module is of .venv's Python, and tests start processes in it.
+# A copy: the checkout's own extension module is of build/venv's Python, and tests start processes in it.
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$tree" 2>/dev/null || true
 built=
 for python in "${found[@]}"; do
@@ -47,11 +47,11 @@ for python in "${found[@]}"; do
   echo "== $tier tests with Python $version"
   environment "$python" "$out/$tier-$version"
   if [ -z "$built" ]; then
-    .venv/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM="$root/.venv/bin/ninja" \
+    build/venv/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM="$root/build/venv/bin/ninja" \
       -DPython_EXECUTABLE="$out/$tier-$version/bin/python" -S . -B "$out/build" \
       -DMOOLINK_DEVELOPMENT=ON -DMOOLINK_LIBRARIES="$root/build/dev" > "$out/build.log"
-    .venv/bin/ninja -C "$out/build"
-    .venv/bin/cmake --install "$out/build" --prefix "$tree" > "$out/install.log"
+    build/venv/bin/ninja -C "$out/build"
+    build/venv/bin/cmake --install "$out/build" --prefix "$tree" > "$out/install.log"
     built=1
   fi
   tests=(tests --ignore tests/nightly -m "not nightly")

@@ -12,18 +12,18 @@ for simulator in session rpc group accumulate stack shared_pipeline exchange rep
   echo "simulator $simulator, seeds $first..$((first + seeds - 1))"
   "build/dev/tests/sim/sim_$simulator" --seeds "$first..$((first + seeds - 1))"
 done
-MOOLINK_BUILD_DIR=build/dev .venv/bin/python -m pytest -q --timeout 900 tests/nightly
-.venv/bin/python -m pytest -q -m nightly tests --ignore tests/nightly
+MOOLINK_BUILD_DIR=build/dev build/venv/bin/python -m pytest -q --timeout 900 tests/nightly
+build/venv/bin/python -m pytest -q -m nightly tests --ignore tests/nightly
 tools/matrix.sh whole
 tools/interop.sh
 PYTHONPATH=$PWD build/interop/current/bin/python -m pytest -q --timeout 900 tests/nightly/test_sb3_cartpole.py tests/nightly/test_ray_hosts.py
-.venv/bin/python -m tests.faults.storm --kills 400
-.venv/bin/python -m tests.faults.storm --broker-restarts 50
-.venv/bin/python -m tests.faults.storm --churn 600
-.venv/bin/python -m tests.learning.mixed_job --seconds 600
-MOOLINK_EXAMPLES=100 .venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py \
+build/venv/bin/python -m tests.faults.storm --kills 400
+build/venv/bin/python -m tests.faults.storm --broker-restarts 50
+build/venv/bin/python -m tests.faults.storm --churn 600
+build/venv/bin/python -m tests.learning.mixed_job --seconds 600
+MOOLINK_EXAMPLES=100 build/venv/bin/python -m pytest -q --timeout 7200 tests/values tests/sim/test_stack.py \
   tests/inference/test_hostile.py tests/replay/test_hostile.py \
   tests/trajectories/test_hostile.py tests/weights/test_hostile.py
 make lint
 tools/fuzz.sh 1200
-.venv/bin/python tests/soak.py --minutes 60
+build/venv/bin/python tests/soak.py --minutes 60

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
 build=build/sanitize-${kind%%,*}
-bin=.venv/bin
+bin=build/venv/bin
 # Builds with sanitizers are several times as fast with clang as with GCC.
 compiler=$(command -v clang++ || command -v g++)
 $bin/cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \

@@ -4,7 +4,7 @@
 # interpreter, from its packages in FOLDER. Nothing is installed, and nothing needs root.
 set -euo pipefail
 wheel=$(realpath "$1")
-python=$PWD/.venv/bin/python program=$PWD/tools/wheel_program.py
+python=$PWD/build/venv/bin/python program=$PWD/tools/wheel_program.py
 qemu=$(command -v qemu-aarch64-static qemu-aarch64 | head -1) || true
 if [ -z "$qemu" ] || ! command -v apt-get dpkg >/dev/null; then
   echo "$(basename "$wheel") was not tried: that needs QEMU (Debian: qemu-user-static) and apt-get"

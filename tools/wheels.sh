@@ -8,13 +8,13 @@
 # FRAMEWORKS="jax" selects the frameworks to try the wheels with; the default is "torch jax".
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$PWD/.venv/bin/python
+python=$PWD/build/venv/bin/python
 out=$PWD/build/wheels
 native=$(uname -m)
 : "${ARCHITECTURES:=$native $([ "$native" = x86_64 ] && echo aarch64)}"
 rm -rf "$out" dist
 mkdir -p "$out"
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/build/venv/bin:$PATH"
 
 if [ -n "${PYTHONS:-}" ]; then
   read -ra found <<< "$PYTHONS"

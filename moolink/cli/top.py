@@ -227,9 +227,11 @@ def _console(width: int | None = None) -> Any:
     try:
         from rich.console import Console
     except ModuleNotFoundError as missing:
+        from moolink.internal.extras import install_command
+
         raise TopError(
-            f"{missing.name} is not installed: use --once --json, or install moolink with its "
-            "extra 'dashboard' (in the checkout: pip install '.[dashboard]')"
+            f"{missing.name} is not installed: use --once --json, or "
+            f"{install_command('dashboard')}"
         ) from None
 
     return Console(highlight=False, width=width)

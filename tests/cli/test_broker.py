@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from moolink.internal.extras import install_command
 from tests.waiting import PROCESS_LIMIT, until
 
 COMMAND = [sys.executable, "-m", "moolink.broker"]
@@ -109,3 +111,10 @@ def test_members_meet_there() -> None:
             assert group.members() == ["alone"]
         finally:
             rpc.close()
+
+
+def test_a_missing_package_of_an_extra_is_installed_without_building_moolink_again(monkeypatch):
+    requires = ["numpy>=1.26", "aiohttp>=3.10; extra == 'dashboard'", 'ray>=2; extra == "ray"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: requires)
+    assert install_command("dashboard") == "pip install 'aiohttp>=3.10'"
+    assert install_command("ray") == "pip install 'ray>=2'"
