@@ -230,8 +230,7 @@ def _console(width: int | None = None) -> Any:
         from moolink.internal.extras import install_command
 
         raise TopError(
-            f"{missing.name} is not installed: use --once --json, or "
-            f"{install_command('dashboard')}"
+            f"{missing.name} is not installed: use --once --json, or {install_command('dashboard')}"
         ) from None
 
     return Console(highlight=False, width=width)

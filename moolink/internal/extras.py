@@ -8,7 +8,7 @@ import shlex
 
 
 def install_command(extra: str) -> str:
-    """The command that installs the packages of `extra` and leaves moolink's own installation alone.
+    """The command that installs the packages of `extra`, and leaves moolink itself as it is.
 
     `pip install 'moolink[extra]'` would replace an editable installation, or build it again.
     """
