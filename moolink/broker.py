@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from moolink.internal.signals import not_ignored
+
 if TYPE_CHECKING:
     from moolink.dashboard.server import Dashboard
     from moolink.group.broker_peer import Broker
@@ -76,7 +78,10 @@ def _parser(default_address: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAULT_ADDRESS) -> int:
-    """Runs a broker until SIGINT or SIGTERM; returns the exit status, 1 if it cannot listen."""
+    """Runs a broker until SIGINT or SIGTERM; returns the exit status, 1 if it cannot listen.
+
+    A signal that was ignored at the start stays ignored.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["token"]:
         from moolink.cli.token import main as token
@@ -84,7 +89,7 @@ def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAU
         return token(arguments[1:])
     options = _parser(default_address).parse_args(arguments)
     # Blocked in every thread that is started from here on, so that sigwait below takes them.
-    signals = {signal.SIGINT, signal.SIGTERM}
+    signals = not_ignored((signal.SIGINT, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     import moolink

@@ -83,7 +83,9 @@ class Job(abc.ABC):
             if number == signal.SIGINT:  # Slurm sends SIGTERM more than once
                 signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
 
-        self._handlers = {number: signal.signal(number, on_signal) for number in ENDING}
+        # A signal that is ignored, as under nohup or in a script's background, stays so.
+        ending = [each for each in ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+        self._handlers = {number: signal.signal(number, on_signal) for number in ending}
         read, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         self._old_wakeup = signal.set_wakeup_fd(self._write_fd)

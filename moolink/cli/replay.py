@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from moolink.internal.signals import not_ignored
+
 if TYPE_CHECKING:
     from moolink.replay import Limiter, Replay, Selector, Table
 
@@ -57,14 +59,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM. Returns the exit status, 1 if it cannot begin or cannot write
-    its last checkpoint."""
+    """Serves until SIGINT or SIGTERM, except one that was ignored at the start. Returns the exit
+    status, 1 if it cannot begin or cannot write its last checkpoint."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.every > 0:
         parser.error(f"--every must be above 0 seconds, got {options.every:g}")
     # Blocked in every thread that is started from here on, so that the wait below takes them.
-    signals = {signal.SIGINT, signal.SIGTERM}
+    signals = not_ignored((signal.SIGINT, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     import moolink

@@ -24,6 +24,7 @@ from typing import Any
 from moolink.env_pool import channel, worker
 from moolink.errors import Error
 from moolink.internal.end_with_parent import end_with_parent
+from moolink.internal.signals import not_ignored
 
 # True while the user's main module is loaded again in this process.
 _loading_main = False
@@ -151,8 +152,11 @@ def main(
 
     `create_env` is there in a fork of the pool's process; other servers load it.
     """
-    # The pool handles Ctrl-C, and ends this process later.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pool handles Ctrl-C, and ends this process later. SIG_IGN would be inherited by programs
+    # that environments start.
+    for number in not_ignored((signal.SIGINT,)):
+        signal.signal(number, lambda number, frame: None)
+        signal.siginterrupt(number, False)
     for descriptor in (control, parent, *descriptors):
         os.set_inheritable(descriptor, False)
     with contextlib.suppress(EOFError):  # The pool's process is gone.

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 from moolink.env_pool import channel, fork_server
 from moolink.errors import Error
 from moolink.internal.processes import THREAD_VARIABLES
+from moolink.internal.signals import not_ignored
 
 Start = Literal["program", "fork"]
 
@@ -81,7 +82,7 @@ def _make_server_of_fork() -> None:
     os.dup2(null, 0)
     os.close(null)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in not_ignored((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
         signal.signal(number, signal.SIG_DFL)
     torch = sys.modules.get("torch")
     if torch is not None:  # A worker is meant to use one core, and OpenMP's threads are not forked.

@@ -6,6 +6,8 @@ import signal
 import sys
 from types import FrameType
 
+from moolink.internal.signals import not_ignored
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -16,7 +18,8 @@ def leave_on_signals(*signals: signal.Signals) -> None:
     its machine. By default it ends the process without a word, and members on other hosts wait for
     it until they evict it (3 s). After this call the main thread raises SystemExit with the status
     128 + the signal's number: `with` blocks are left, peers are closed, and the others go on at
-    once. Signals that come later are ignored: Slurm sends SIGTERM more than once.
+    once. Signals that come later are ignored: Slurm sends SIGTERM more than once. A signal that the
+    process ignores already stays ignored.
 
     Args:
         signals: SIGTERM and SIGUSR1 if none are given.
@@ -32,5 +35,5 @@ def leave_on_signals(*signals: signal.Signals) -> None:
             leaving = True
             sys.exit(128 + number)
 
-    for each in signals or _SIGNALS:
+    for each in not_ignored(signals or _SIGNALS):
         signal.signal(each, leave)

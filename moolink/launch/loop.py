@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+from moolink.internal.signals import not_ignored
+
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -77,7 +79,8 @@ class Loop:
 class Signals:
     """Turns the signals that end a job into calls from the loop.
 
-    In a thread that is not the main one it does nothing: signals are the main thread's.
+    In a thread that is not the main one it does nothing: signals are the main thread's. A signal
+    that is ignored stays so.
     """
 
     def __init__(self, loop: Loop, on_signal: Callable[[int], None]) -> None:
@@ -91,7 +94,8 @@ class Signals:
             os.set_blocking(self._read_fd, False)
             os.set_blocking(self._write_fd, False)
             self._old_wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-            self._old = {number: signal.signal(number, _ignore) for number in ENDING_SIGNALS}
+            ending = not_ignored(ENDING_SIGNALS)
+            self._old = {number: signal.signal(number, _nothing) for number in ending}
             self._loop.watch(self._read_fd, READ, self._dispatch)
         return self
 
@@ -115,7 +119,7 @@ class Signals:
                 self._on_signal(number)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
+def _nothing(number: int, frame: FrameType | None) -> None:
     """Does nothing for a signal: only the byte in the wake-up pipe counts."""
 
 
