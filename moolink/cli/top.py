@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from moolink.internal.shown import printable
+
 DEFAULT = "http://127.0.0.1:4480"
 KEY_VARIABLE = "MOOLINK_DASHBOARD_KEY"
 _TIMEOUT = 5.0  # seconds
@@ -79,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             _watch(url, options.key)
     except TopError as error:
-        print(f"moolink top: {error}", file=sys.stderr)
+        print(f"moolink top: {printable(str(error))}", file=sys.stderr)
         return 1
     except (KeyError, TypeError) as error:
         print(f"moolink top: {url} is of another version of moolink ({error!r})", file=sys.stderr)
@@ -243,9 +245,9 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
 
     broker = job["broker"]
     there = sum(member["state"] != "gone" for member in job["members"])
-    head = Text(f"{broker['name']}  {there} members  up {_duration(job['uptime'])}")
+    head = _line(Text(f"{broker['name']}  {there} members  up {_duration(job['uptime'])}"))
     if failed is not None:
-        head = Text(failed, style="bold red")
+        head = Text(printable(failed), style="bold red")
     groups = [_group_line(group) for group in job["groups"]]
     members = view.members(job)
     notes = [
@@ -295,7 +297,7 @@ def _line(text: Any) -> Any:
     from rich.text import Text
 
     return Text(
-        _printable(text.plain), text.style, spans=text.spans, no_wrap=True, overflow="ellipsis"
+        printable(text.plain), text.style, spans=text.spans, no_wrap=True, overflow="ellipsis"
     )
 
 
@@ -304,7 +306,7 @@ def _table(members: list[dict[str, Any]], view: View, width: int) -> Any:
     from rich.text import Text
 
     texts = {
-        column: [_printable(column.show(column.value(member))) for member in members]
+        column: [printable(column.show(column.value(member))) for member in members]
         for column in COLUMNS
     }
     chosen = _fitting(texts, width)
@@ -333,11 +335,6 @@ def _fitting(texts: dict[Column, list[str]], width: int) -> list[Column]:
             break
         chosen.remove(column)
     return chosen
-
-
-def _printable(text: str) -> str:
-    """Peers' own texts must not control the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from moolink.dashboard import report
 from moolink.dashboard.report import OBSERVER, Model, Report
 from moolink.metrics.family import Family, Sample, exposed
+from moolink.metrics.table import BY_NAME
 
 HISTORY = 300  # points, one a second
 EVENTS = 200
@@ -368,20 +369,20 @@ class Job:
 
 
 def _merged(of_peers: Mapping[str, list[Family]]) -> list[Family]:
-    """One family for each name, whose samples have the label `peer`. The first peer that reports a
-    name determines its kind, and each sample counts once."""
+    """One family for each name, whose samples have the label `peer`. moolink's own metrics keep
+    their kind; else the first peer that reports a name determines it. Each sample counts once."""
     found: dict[tuple[str, str], tuple[Family, dict[frozenset[tuple[str, str]], Sample]]] = {}
     taken: dict[str, tuple[str, str]] = {}
-    for peer, families in of_peers.items():
-        for family in families:
-            base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-            key, names = (base, family.kind), exposed(family.name, family.kind)
-            if any(taken.setdefault(name, key) != key for name in names):
-                continue
-            _, samples = found.setdefault(key, (family, {}))
-            for sample in family.samples:
-                labels = {**sample.labels, "peer": peer}
-                samples.setdefault(frozenset(labels.items()), Sample(labels, sample.value))
+    reported = [(peer, family) for peer, families in of_peers.items() for family in families]
+    for peer, family in sorted(reported, key=lambda one: one[1].name not in BY_NAME):
+        base = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        key, names = (base, family.kind), exposed(family.name, family.kind)
+        if any(taken.setdefault(name, key) != key for name in names):
+            continue
+        _, samples = found.setdefault(key, (family, {}))
+        for sample in family.samples:
+            labels = {**sample.labels, "peer": peer}
+            samples.setdefault(frozenset(labels.items()), Sample(labels, sample.value))
     return [family._replace(samples=list(samples.values())) for family, samples in found.values()]
 
 

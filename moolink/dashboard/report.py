@@ -1,12 +1,17 @@
-"""Checks a member's report (moolink.rpc.report), so that it cannot harm other members."""
+"""Checks a member's report (moolink.rpc.report), so that it cannot harm other members.
+
+Every value has its type, its sign and its size here: whatever is computed from reports stays
+finite, and what is shown of one stays small.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from moolink.internal.shown import cut, printable, shown
 from moolink.metrics.family import (
     Family,
     HistogramValue,
@@ -19,6 +24,15 @@ from moolink.metrics.rounds import Round
 from moolink.metrics.table import BY_NAME
 
 MOST_BYTES = 4 << 20
+MOST_NUMBER = 2.0**63  # of moolink's own numbers
+MOST_OWN_NUMBER = 1e300  # of the user's metrics, as far as the page shows them
+MOST_NAME = 1024  # characters; a group's name may have 1 KB
+MOST_TEXT = 400
+MOST_LINES = 10_000  # of a member in /metrics
+MOST_OWN = 1000  # values of the user's metrics on the page; report.MOST_OWN are sent
+MOST_PATHS = 64
+MOST_MODELS = 64
+MOST_ROUNDS = 64
 STUCK = 10.0  # seconds
 OBSERVER = "observer"
 RATES = {
@@ -88,8 +102,13 @@ class Report(NamedTuple):
             for name, samples in self.raw.items()
             if with_process or not is_of_process(name)
         ]
-        families = [_family(*one) for one in [*given, *(self.own if with_process else ())]]
-        return [family for family in families if family is not None]
+        left, families = MOST_LINES, []
+        for one in [*given, *(self.own if with_process else ())]:
+            if (family := _family(*one)) is not None and left > 0:
+                samples = family.samples[:left]
+                left -= sum(_lines(sample) for sample in samples)
+                families.append(family._replace(samples=samples))
+        return families
 
 
 def is_of_process(name: str) -> bool:
@@ -117,75 +136,83 @@ def read(text: str) -> Report:
 
 def _read(given: Any) -> Report:
     raw, own = dict(given["metrics"]), list(given["own"])
-    values, returns = {}, []
-    for name, kind, _, samples in own:
-        for labels, value in samples:
-            if kind == "histogram" or not _is_number(value) or not math.isfinite(value):
-                continue
-            shown = ",".join(f"{label}={of}" for label, of in labels.items())
-            values[str(f"{name}{{{shown}}}" if shown else name)] = value
-            if kind == "gauge" and "return" in name:
-                returns.append(value)
+    epochs = _samples(raw, "moolink_group_epoch")
     return Report(
-        str(given["host"]),
-        int(given["pid"]),
-        str(given["process"]),
+        _text(given["host"]),
+        _count(given["pid"]),
+        _text(given["process"]),
         [
-            (str(peer), str(path), None if latency is None else _finite(latency))
-            for peer, path, latency, *_ in given["paths"]  # a later version may add to each
+            (_text(peer), _text(path), None if latency is None else _size(latency))
+            for peer, path, latency, *_ in given["paths"][:MOST_PATHS]  # a later version may add
         ],
-        [_model(model) for model in given["models"]],
+        [_model(model) for model in given["models"][:MOST_MODELS]],
         {rate: _sum(raw, of) for rate, of in RATES.items() if of in raw},
         _sum(raw, "process_resident_memory_bytes"),
-        {labels["group"]: int(epoch) for labels, epoch in _samples(raw, "moolink_group_epoch")},
+        {labels["group"]: int(_size(epoch)) for labels, epoch in epochs},
         _steps(_samples(raw, "moolink_counter")),
-        values,
-        returns,
+        *_values(own),
         raw,
         own,
     )
 
 
+def _values(own: Iterable[Any]) -> tuple[dict[str, float], list[float]]:
+    """Those of the user's counters and gauges, and those of them that are returns."""
+    values: dict[str, float] = {}
+    returns: list[float] = []
+    for name, kind, _, samples in own:
+        for labels, value in samples:
+            if kind == "histogram" or not _is_number(value) or len(values) == MOST_OWN:
+                continue
+            if not abs(value) <= MOST_OWN_NUMBER:  # it may be no number at all
+                continue
+            shown = ",".join(f"{label}={of}" for label, of in labels.items())
+            values[_text(f"{name}{{{shown}}}" if shown else name)] = float(value)
+            if kind == "gauge" and "return" in name:
+                returns.append(float(value))
+    return values, returns
+
+
 def _model(given: Mapping[str, Any]) -> Model:
     return Model(
-        group=str(given["group"]),
-        name=str(given["name"]),
-        role=str(given["role"]),
-        leader=str(given["leader"]),
-        version=int(given["version"]),
-        waiting_for=[str(peer) for peer in list(given["waiting_for"])],
-        idle=_finite(given["idle"]),
-        still=_finite(given["still"]),
-        awaited=str(given["awaited"]),
-        typical=_finite(given["typical"]),
-        rounds=[_round(*one) for one in given["rounds"]],
+        group=_name(given["group"]),
+        name=_name(given["name"]),
+        role=_text(given["role"]),
+        leader=_name(given["leader"]),
+        version=_count(given["version"]),
+        waiting_for=[_name(peer) for peer in list(given["waiting_for"])],
+        idle=_size(given["idle"]),
+        still=_size(given["still"]),
+        awaited=_text(given["awaited"]),
+        typical=_size(given["typical"]),
+        rounds=[_round(*one) for one in given["rounds"][-MOST_ROUNDS:]],
     )
 
 
 def _round(
     version: Any, time: Any, seconds: Any, batch: Any, skipped: Any, by: Any, *phases: Any
 ) -> Round:
-    contributors = {str(peer): int(count) for peer, count in by.items()}
+    contributors = {_name(peer): _count(count) for peer, count in by.items()}
     gather, reduce, deliver, *_ = phases  # a later version may add some
     return Round(
-        int(version),
-        _finite(time),
-        _finite(seconds),
-        int(batch),
-        int(skipped),
+        _count(version),
+        _size(time),
+        _size(seconds),
+        _count(batch),
+        _count(skipped),
         contributors,
-        None if gather is None else _finite(gather),
-        _finite(reduce),
-        _finite(deliver),
+        None if gather is None else _size(gather),
+        _size(reduce),
+        _size(deliver),
     )
 
 
 def _samples(raw: Raw, name: str) -> list[tuple[Mapping[str, str], float]]:
-    return [(labels, _finite(value)) for labels, value in raw.get(name, ())]
+    return [(labels, _number(value)) for labels, value in raw.get(name, ())]
 
 
 def _sum(raw: Raw, name: str) -> float:
-    return _finite(sum(value for _, value in _samples(raw, name)))
+    return _size(sum(_size(value) for _, value in _samples(raw, name)))
 
 
 def _steps(counters: Iterable[tuple[Mapping[str, str], float]]) -> dict[str, float]:
@@ -201,12 +228,42 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> float:
+def _number(value: Any) -> float:
+    """A number whose sums and rates are finite."""
     if not _is_number(value):
-        raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value):
-        raise ValueError(f"{value!r} is not finite")
+        raise TypeError(f"{shown(value)} is no number")
+    if not abs(value) <= MOST_NUMBER:  # NaN neither
+        raise ValueError(f"{shown(value)} is not from {-MOST_NUMBER:g} to {MOST_NUMBER:g}")
     return float(value)
+
+
+def _size(value: Any) -> float:
+    """A number that is not negative, such as a count, seconds or bytes."""
+    if _number(value) < 0:
+        raise ValueError(f"{shown(value)} is negative")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{shown(value)} is no integer")
+    return int(_size(value))
+
+
+def _name(value: Any) -> str:
+    """The name of a peer, a group or a model, by which others know it: it stays as it is."""
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no text")
+    if len(value) > MOST_NAME:
+        raise ValueError(f"a name has {len(value)} characters, of which {MOST_NAME} may be")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A text that is only shown."""
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no text")
+    return printable(cut(value, MOST_TEXT))
 
 
 def _family(name: str, kind: str, help: str, samples: Iterable[Any]) -> Family | None:
@@ -214,27 +271,36 @@ def _family(name: str, kind: str, help: str, samples: Iterable[Any]) -> Family |
     try:
         if name in BY_NAME:
             kind, help = BY_NAME[name].kind, BY_NAME[name].help
-        check_name(name)
+        check_name(_name(name))
         if kind not in ("counter", "gauge", "histogram"):
             return None
         of = [_sample(kind, labels, value) for labels, value in samples]
-        return Family(name, kind, str(help), of)  # type: ignore[arg-type]
+        return Family(name, kind, _text(help.replace("\n", " ")), of)  # type: ignore[arg-type]
     except (TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 
+def _lines(sample: Sample) -> int:
+    """Those that a sample has in /metrics."""
+    return len(sample.value.counts) + 2 if isinstance(sample.value, HistogramValue) else 1
+
+
 def _sample(kind: str, labels: Mapping[str, Any], value: Any) -> Sample:
     for label in labels:
-        check_label(label)
-    of = {label: str(text) for label, text in labels.items()}
+        check_label(_name(label))
+    of = {label: _text(text) for label, text in labels.items()}
     if kind != "histogram":
         if not _is_number(value):
-            raise TypeError(f"{value!r} is no number")
+            raise TypeError(f"{shown(value)} is no number")
+        if kind == "counter" and value < 0:
+            raise ValueError(f"{shown(value)} is negative")
         return Sample(of, float(value))
     bounds, counts, total = value
     if len(counts) != len(bounds) + 1:
         raise ValueError(f"{len(counts)} counts do not go with {len(bounds)} bounds")
-    return Sample(
-        of,
-        HistogramValue(tuple(map(_finite, bounds)), tuple(map(int, counts)), float(total)),
-    )
+    limits = tuple(map(_number, bounds))
+    if any(after <= before for before, after in itertools.pairwise(limits)):
+        raise ValueError("the bounds do not ascend")
+    if not _is_number(total):
+        raise TypeError(f"{shown(total)} is no number")
+    return Sample(of, HistogramValue(limits, tuple(map(_count, counts)), float(total)))

@@ -19,6 +19,7 @@ from moolink.dashboard.connections import FIRST_REQUEST, MOST_STREAMS, Connectio
 from moolink.dashboard.poller import Poller
 from moolink.errors import Error
 from moolink.internal.addresses import is_loopback
+from moolink.internal.shown import shown
 
 if TYPE_CHECKING:
     from moolink.group.broker_peer import Broker
@@ -234,6 +235,7 @@ class Dashboard:
             told = await self._loop.run_in_executor(
                 self._explains, self._poller.explain, member, peer
             )
-            return web.json_response(told)
-        except (Error, TypeError, ValueError) as error:  # the last two: the reply is not JSON
-            return web.json_response({"error": str(error)}, status=502)
+            text = json.dumps(told, allow_nan=False)
+        except (Error, TypeError, ValueError, RecursionError) as error:  # the reply is not JSON
+            return web.json_response({"error": shown(error)}, status=502)
+        return web.Response(text=text, content_type="application/json")

@@ -43,6 +43,11 @@ def shown(value: Any) -> str:
     return cut(_shown.repr(value))
 
 
+def printable(text: str) -> str:
+    """The text with ? for the characters that control a terminal, or that it cannot show."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def cut(text: str, most: int = _MOST) -> str:
     """The text, or the beginning of a long one."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
