@@ -15,7 +15,8 @@ from aiohttp import web
 import moolink
 from moolink.dashboard import prometheus
 from moolink.dashboard.access import COOKIE, Access
-from moolink.dashboard.connections import FIRST_REQUEST, MOST_STREAMS, Connections
+from moolink.dashboard.connections import MOST_STREAMS, WITHOUT_KEY, Connections
+from moolink.dashboard.faults import ServerLog
 from moolink.dashboard.poller import Poller
 from moolink.errors import Error
 from moolink.internal.addresses import is_loopback
@@ -73,8 +74,14 @@ class Dashboard:
         self._turn = 0  # of the poller
         self._json = (-1, b"")  # of which turn it is, and the job
         self._loop = asyncio.new_event_loop()
+        self._log = ServerLog()
+        self._loop.set_exception_handler(self._log.of_loop)
         self._runner = web.AppRunner(
-            self._application(), access_log=None, shutdown_timeout=1.0, keepalive_timeout=30.0
+            self._application(),
+            access_log=None,
+            logger=self._log,
+            shutdown_timeout=1.0,
+            keepalive_timeout=30.0,
         )
         self._explains = ThreadPoolExecutor(2, "moolink-explain")  # /metrics does not wait for it
         self._changed = asyncio.Condition()
@@ -141,12 +148,12 @@ class Dashboard:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._connections.asks(request)
         if not self._access.accepts_host(request.host):
             raise web.HTTPForbidden(text="this dashboard is served to localhost only\n")
         is_open = request.path in _OPEN
         authorization = request.headers.get("Authorization", "")
-        if not is_open and not self._access.accepts(authorization, request.cookies.get(COOKIE, "")):
+        has_key = self._access.accepts(authorization, request.cookies.get(COOKIE, ""))
+        if not is_open and not has_key:
             if request.path == "/":
                 raise web.HTTPSeeOther("/login")
             raise web.HTTPUnauthorized(
@@ -154,7 +161,8 @@ class Dashboard:
                 "dashboard` prints it\n",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        response = await handler(request)
+        with self._connections.serving(request, has_key):
+            response = await handler(request)
         if not response.prepared:
             response.headers.update(_HEADERS)
         return response
@@ -166,9 +174,12 @@ class Dashboard:
 
     async def _login(self, request: web.Request) -> web.Response:
         try:
-            async with asyncio.timeout(FIRST_REQUEST):
+            async with asyncio.timeout(WITHOUT_KEY):
                 key = str((await request.post()).get("key", ""))
-        except (ValueError, LookupError, UnicodeError, AssertionError, TimeoutError):
+        except (
+            *(ValueError, LookupError, UnicodeError, AssertionError, TimeoutError),
+            web.RequestPayloadError,
+        ):
             raise web.HTTPBadRequest(text="this is no form\n") from None
         if not self._access.is_key(key):
             await asyncio.sleep(0.5)  # guesses take time

@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import moolink
 from moolink import tokens
-from moolink.dashboard import connections
 from moolink.dashboard.access import Access
 from moolink.dashboard.server import Dashboard
 from tests import waiting
@@ -166,28 +165,6 @@ def test_without_a_token_it_is_for_this_machine_only() -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with moolink.Broker(first=True) as broker, pytest.raises(ValueError, match="HOST:PORT"):
         Dashboard(broker, address, None)
-
-
-def test_idle_connections_do_not_take_the_brokers_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections, "FIRST_REQUEST", 1.0)
-    monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (8,))
-    served = Served()
-    try:
-        host, _, port = served.dashboard.address.rpartition(":")
-        open_ones = [socket.create_connection((host, int(port)), 20) for _ in range(30)]
-        open_ones[0].sendall(b"GET /healthz HTTP/1.1\r\n")  # half a request
-        for one in open_ones:  # refused at once, or closed after the time of the first request
-            try:
-                assert one.recv(1) == b""
-            except ConnectionResetError:
-                continue
-            finally:
-                one.close()
-        assert get(f"{served.url}/healthz")[0] == 200
-    finally:
-        served.close()
 
 
 def test_a_form_of_another_kind_is_refused() -> None:
