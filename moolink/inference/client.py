@@ -18,6 +18,7 @@ from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import serving
+from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
     from moolink._core import Future
@@ -88,7 +89,8 @@ class InferenceClient(Closing):
             inputs: a tree of arrays with a row for each environment.
             first: bool [rows]: where an episode begins, so that the state is the initial one;
                 default: nowhere.
-            timeout: seconds to wait at most.
+            timeout: seconds to wait at most; None: as long as a server is there, and for the time
+                limit of the `Rpc` once none is.
 
         Raises:
             TimeoutError: no server has answered in time.
@@ -190,25 +192,21 @@ class InferenceRequest:
         """
         if self._done:
             raise ValueError("the result of this request was taken")
-        wait = deadlines.Wait(timeout)
+        wait = PeerWait(self._client._rpc, self._client._servers, timeout)
         waits = f"a client of inference server {self._client._name!r} waits"
-        why = ""
         try:
             while True:
+                why = wait.reason
                 if not wait.for_call(self._call, f"{waits}: {why}" if why else waits):
-                    raise TimeoutError(
-                        f"no server of {self._client._name!r} has answered within {timeout:g} s"
-                        + (f"; the last one was lost: {why}" if why else "")
-                    )
+                    raise wait.late(f"no server of {self._client._name!r} has answered")
                 try:
                     reply = self._call.result()
                     if reply is not None:
                         break
-                    why = "it was closed"
+                    wait.failed("the server was closed")
                 except (PeerLost, NoSuchFunction, TimeoutError) as error:
-                    why = str(error)
-                self._client._lose(why)
-                wait.turn(f"{waits}: {why}")
+                    wait.failed(error)
+                self._client._lose(wait.reason)
                 self._call = self._client._send(self._inputs, self._first)
         finally:
             self._give_up()

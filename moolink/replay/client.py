@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from moolink.data import skeletons
 from moolink.errors import Error, NoSuchFunction, PeerLost, QueueFull, TimeoutError
-from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.replay import array_conversion, names
@@ -26,12 +25,15 @@ from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
 from moolink.reports import ReplayServerStats
 from moolink.rpc import serving
+from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
+    from moolink._core import Future
     from moolink.rpc import Rpc
 
 _PAUSE = 0.1  # seconds before a server that is lost is asked again
-_GRACE = 2.0  # seconds that a sample may take beyond the time for which the server waits
+_GRACE = 2.0  # seconds that a call may take beyond the time for which the server waits
+_CONNECTING = 1.0  # seconds that are left to a connection, however short a time limit is
 _LOOK = 0.2  # seconds between two looks at whether a batch is still wanted
 
 
@@ -55,7 +57,9 @@ class ReplayClient:
 
     On the server's host, batches of numpy's and JAX's arrays are mapped, not copied, and cannot be
     written. While the server is away, `sample`, `batches` and writers wait for the one that takes
-    its place; `insert`, `extend` and the others raise `PeerLost`.
+    its place: until their time limit, or without one for the time limit of `rpc`. `insert`,
+    `extend` and the others raise `PeerLost` if the server ends during the call, and `TimeoutError`
+    if it is away.
 
     Args:
         rpc: this peer, connected to the server or to a peer that knows it.
@@ -110,17 +114,22 @@ class ReplayClient:
         of_each = priorities_of(count, priorities)
         keys: list[npt.NDArray[np.int64]] = []
         done = 0
-        for left in _turns(timeout):
+        wait = self._wait(timeout)
+        while True:
             rest = skeletons.unflatten(skeleton, [array[done:] for array in arrays])
-            function = names.EXTEND.format(self._name)
-            limit = left + self._rpc.get_timeout()
-            call = self._rpc._async_within(
-                limit, self._server, function, table, rest, of_each[done:], left
-            )
-            keys.append(call.result())
+            left = _turn(wait)
+            call = self._begin(names.EXTEND, wait, table, rest, of_each[done:], left)
+            try:
+                keys.append(self._answer(call, wait, None))
+            except TimeoutError as error:
+                wait.failed(error)
+                raise self._no_answer(wait) from None
+            wait.answered()
             done += len(keys[-1])
             if done == count:
                 return np.concatenate(keys)
+            if wait.over:
+                break
         raise self._late("insert", table, timeout, f"; {done} of {count} items are in")
 
     def sample(
@@ -207,18 +216,19 @@ class ReplayClient:
         """None: the time is up, or `stop` returned True. A server grants a batch in several turns
         where the limiter does; those are joined."""
         parts: list[_Sampled] = []
-        wait = deadlines.Wait(timeout)
-        lost: Error | None = None
+        wait = self._wait(timeout)
         while True:
-            left = names.TURN if wait.left is None else min(names.TURN, wait.left)
             wanted = count - sum(len(part.keys) for part in parts)
+            call = self._begin(names.SAMPLE, wait, table, wanted, _turn(wait), self._maps(table))
+            lost: Error | None = None
             try:
-                sampled = self._ask(wanted, table, left, timeout is None, stop)
-                lost = None
+                sampled = self._answer(call, wait, stop)
             except (PeerLost, NoSuchFunction, TimeoutError) as error:
                 lost = error
+                wait.failed(error)
                 time.sleep(_PAUSE)
             else:
+                wait.answered()
                 if sampled is not None:
                     parts.append(_Sampled(*sampled))
                     self._frameworks[table] = parts[0].framework
@@ -233,29 +243,37 @@ class ReplayClient:
         if parts:
             return self._batch(parts, device)
         if lost is not None:
-            raise TimeoutError(
-                f"the replay {self._name!r} at {self._server!r} did not answer within "
-                f"{timeout:g} s: {lost}",
-                peer=self._server,
-            )
+            raise self._no_answer(wait)
         return None
 
-    def _ask(
-        self, count: int, table: str | None, left: float, patient: bool, stop: Stop | None
-    ) -> Any:
-        """The server's sample within `left` seconds; None: there is none, or `stop` ended it."""
-        function = names.SAMPLE.format(self._name)
-        limit = left + (self._rpc.get_timeout() if patient else _GRACE)
-        future = self._rpc._async_within(
-            limit, self._server, function, table, count, left, self._maps(table)
-        )
+    def _no_answer(self, wait: PeerWait) -> TimeoutError:
+        return wait.late(f"the replay {self._name!r} at {self._server!r} did not answer")
+
+    def _wait(self, timeout: float | None) -> PeerWait:
+        return PeerWait(self._rpc, [self._server], timeout)
+
+    def _begin(self, function: str, wait: PeerWait, *args: Any) -> Future:
+        """Calls a function in which the server waits for one turn."""
+        limit = _turn(wait) + (_GRACE if wait.timed else self._rpc.get_timeout())
+        return self._rpc._async_within(limit, self._server, function.format(self._name), *args)
+
+    def _answer(self, call: Future, wait: PeerWait, stop: Stop | None) -> Any:
+        """The server's answer; None: `stop` ended it. A server that is there answers soon after
+        the time is up.
+
+        Raises:
+            TimeoutError: the time is up, and the server is not connected.
+        """
+        begun = time.monotonic()
         try:
-            while not future.wait(_LOOK):
+            while not call.wait(_LOOK if wait.over else min(_LOOK, _turn(wait))):
                 if stop is not None and stop():
                     return None
-            return future.result()
+                if wait.over and time.monotonic() >= begun + _CONNECTING and not wait.connected():
+                    raise TimeoutError(f"{self._server!r} is not connected")
+            return call.result()
         finally:
-            future.cancel()
+            call.cancel()
 
     def _maps(self, table: str | None) -> bool:
         """Whether arrays that cannot be written will do: not for torch's, which could be."""
@@ -289,11 +307,6 @@ def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _turns(timeout: float | None) -> Iterator[float]:
-    """The seconds of each turn of a wait, at least one."""
-    deadline = deadlines.after(timeout)
-    while True:
-        left = deadlines.left(deadline)
-        yield names.TURN if left is None else min(names.TURN, left)
-        if deadline is not None and time.monotonic() >= deadline:
-            return
+def _turn(wait: PeerWait) -> float:
+    """The seconds of the next turn of a wait."""
+    return names.TURN if wait.left is None else min(names.TURN, wait.left)

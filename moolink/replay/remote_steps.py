@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from moolink.replay import names
 from moolink.replay.step_blocks import StepBlocks
 from moolink.replay.writer import Item, Steps
 from moolink.rpc import serving
+from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
     from moolink._core import Future
@@ -58,6 +60,7 @@ class RemoteSteps(Steps):
             self.columns.append((path, dtype, shape))
         self._rpc = rpc
         self._server = server
+        self._name = name
         self._write_function = names.WRITE.format(name)
         self._end_function = names.END.format(name)
         self._chunk = chunk
@@ -68,7 +71,6 @@ class RemoteSteps(Steps):
         self._gathered: list[_Made] = []  # items for the next call
         self._sent: list[_Made] = []  # items of the call under way
         self._call: Future | None = None
-        self._away = deadlines.Wait()  # since a call succeeded
         self._begin()
         self.lost = 0
         """Items that may not be in their tables, because a server was lost."""
@@ -84,7 +86,7 @@ class RemoteSteps(Steps):
             raise ValueError(f"a step differs from the first one: it is {difference}")
         arrays = self._steps.arrays_of(leaves)
         # An earlier error is raised before the step is taken.
-        self._settle(wait=self._steps.end - self._told >= self._chunk)
+        self._settle(self._has_many_steps, None)
         self._steps.append(arrays)
         self._send()
 
@@ -99,16 +101,17 @@ class RemoteSteps(Steps):
             raise ValueError("over a network a writer cannot insert without waiting")
         if not 0 <= priority < math.inf:  # the server would refuse all that goes with it
             raise ValueError(f"a priority must be finite and not negative, got {priority}")
-        self._settle(wait=len(self._gathered) >= self._chunk)
+        self._settle(self._has_many_items, timeout)
         if self._kind is None or self._kind.item is not item or self._kind.table != table:
             self._kind = _Kind(item, table)
         self._gathered.append(_Made(self._kind, first, float(priority)))
         self._send()
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
+        wait = self._new_wait(timeout)
         while self._call is not None or self._gathered:
-            self._settle(wait=True)
             self._send()
+            self._take_reply(wait)
 
     def close(self) -> None:
         if self._call is not None:
@@ -128,16 +131,46 @@ class RemoteSteps(Steps):
         self._turn = 0
         self._base = self._steps.end  # the number of the server's first step
 
-    def _settle(self, wait: bool) -> None:
-        """Takes the reply to the call under way; `wait` for it if need be."""
-        if self._call is not None and (wait or self._call.done()):
-            self._finish()
+    def _has_many_steps(self) -> bool:
+        return self._steps.end - self._told >= self._chunk
+
+    def _has_many_items(self) -> bool:
+        gathered = len(self._gathered)
+        return gathered >= self._chunk or gathered + len(self._sent) >= 2 * self._chunk
+
+    def _settle(self, is_full: Callable[[], bool], timeout: float | None) -> None:
+        """Takes the reply to the call under way; waits for it, and for later ones, while the writer
+        is full."""
+        deadlines.check(timeout)
+        if self._call is None or not (self._call.done() or is_full()):
+            return
+        wait = self._new_wait(timeout)
+        self._take_reply(wait)
+        while is_full():
+            self._send()
+            if is_full():
+                self._take_reply(wait)
+
+    def _new_wait(self, timeout: float | None) -> PeerWait:
+        return PeerWait(self._rpc, [self._server], timeout)
+
+    def _take_reply(self, wait: PeerWait) -> None:
+        """Waits for the reply to the call under way."""
+        assert self._call is not None
+        if not wait.for_call(self._call, f"a writer waits: {wait.reason or 'for the replay'}"):
+            count = len(self._sent) + len(self._gathered)
+            raise wait.late(
+                f"{count} items were not delivered to the replay {self._name!r} at "
+                f"{self._server!r}",
+                "flush() or close() once more delivers them when it is back",
+            )
+        self._finish(wait)
 
     def _send(self) -> None:
         """Calls the server, unless a call is under way."""
         if self._call is not None:
             return
-        if not self._gathered and self._steps.end - self._told < self._chunk:
+        if not self._gathered and not self._has_many_steps():
             return  # steps alone are in no hurry
         self._sent, self._gathered = self._gathered, []
         arguments = self._arguments(self._sent)
@@ -173,8 +206,8 @@ class RemoteSteps(Steps):
             needed = min(needed, item.first)
         self._steps.forget(needed)
 
-    def _finish(self) -> None:
-        """Waits for the call under way."""
+    def _finish(self, wait: PeerWait) -> None:
+        """Takes the outcome of the call under way, which has ended."""
         call, sent = self._call, self._sent
         assert call is not None
         try:
@@ -185,7 +218,8 @@ class RemoteSteps(Steps):
             if lost.ran != "no":
                 self._lose(sent, str(lost))
                 sent = []
-            time.sleep(min(_PAUSE, self._away.turn(f"a writer waits: {lost}")))
+            wait.failed(lost)
+            time.sleep(min(_PAUSE, wait.turn(f"a writer waits: {lost}")))
             done = None
         except Error:
             # How much of the turn was done is not known: the writer begins anew at the server.
@@ -194,7 +228,7 @@ class RemoteSteps(Steps):
             self._begin()
             raise
         else:
-            self._away = deadlines.Wait()
+            wait.answered()
         self._call, self._sent = None, []
         self._gathered = sent[done or 0 :] + self._gathered
         self._trim()

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
+from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
 
 
@@ -51,9 +52,9 @@ class Steps(abc.ABC):
         """Inserts an item of the steps from number `first` on. Returns its key where it is known
         at once."""
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Waits until the inserted items are in the table."""
-        return None
+        deadlines.check(timeout)
 
     def close(self) -> None:
         """The writer has ended."""
@@ -110,6 +111,7 @@ class Writer:
 
         Raises:
             TypeError, ValueError: it differs from the writer's first one.
+            TimeoutError: over a network, as :meth:`flush` without a time limit.
         """
         if self._steps is None:
             self._steps = self._open(step)
@@ -146,7 +148,8 @@ class Writer:
         Args:
             priority: finite and not negative.
             timeout: seconds to wait for limiter and room, 0: do not wait, None: for ever. Over a
-                network a writer waits later, and never for 0.
+                network a writer waits for items before this one, never for 0, and without a limit
+                as :meth:`flush`.
 
         Returns:
             The item's key; None: over a network, where it is not known yet.
@@ -185,15 +188,33 @@ class Writer:
         self._begin = self._end
         self._forget(self._end)
 
-    def flush(self) -> None:
-        """Waits until all items are in their tables; over a network, raises an earlier error."""
-        if self._steps is not None:
-            self._steps.flush()
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all items are in their tables; over a network, raises an earlier error.
 
-    def close(self) -> None:
+        Args:
+            timeout: seconds to wait at most; None: over a network, as long as the server is there,
+                and for the time limit of the `Rpc` once it is not.
+
+        Raises:
+            TimeoutError: some were not delivered in time; the message tells how many. They are
+                kept, and sent once the server is back.
+        """
+        if self._steps is None:
+            deadlines.check(timeout)
+        else:
+            self._steps.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
         """Flushes, and gives up the steps that no item refers to. A `with` statement that an
-        exception ends does not flush."""
-        self.flush()
+        exception ends does not flush.
+
+        Args:
+            timeout: as for :meth:`flush`.
+
+        Raises:
+            TimeoutError: as :meth:`flush`; the writer is not closed then.
+        """
+        self.flush(timeout)
         self._abandon()
 
     def _abandon(self) -> None:

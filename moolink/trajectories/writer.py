@@ -6,13 +6,14 @@ import collections
 import time
 from typing import TYPE_CHECKING, Any
 
-from moolink.errors import Closed, NoSuchFunction, PeerLost, TimeoutError
+from moolink.errors import Closed, NoSuchFunction, PeerLost
 from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.reports import TrajectoryWriterStats
 from moolink.rpc import serving
+from moolink.rpc.peer_wait import PeerWait
 from moolink.trajectories import names
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class TrajectoryWriter(Closing):
         Args:
             begin, end: the version of the weights at the item's first and last step; `end` is
                 `begin` by default.
-            timeout: seconds to wait at most.
+            timeout: seconds to wait at most; None: as long as the learner is there, and for the
+                time limit of the `Rpc` once it is not.
 
         Raises:
             TimeoutError: the queue had no room in time; the item was not sent.
@@ -78,8 +80,11 @@ class TrajectoryWriter(Closing):
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the learner has accepted all items.
 
+        Args:
+            timeout: as for :meth:`put`.
+
         Raises:
-            TimeoutError: some were not accepted in time.
+            TimeoutError: some were not accepted in time; the message tells how many.
             moolink.RemoteError, moolink.Closed: as :meth:`put`.
         """
         self._wait_for(0, timeout)
@@ -95,15 +100,15 @@ class TrajectoryWriter(Closing):
 
     def _wait_for(self, left_over: int, timeout: float | None) -> None:
         """Waits until at most so many items are pending."""
-        wait = deadlines.Wait(timeout)
+        wait = PeerWait(self._rpc, [self._learner], timeout)
         waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
         while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
             call = self._pending[0]
             if not wait.for_call(call, waits):
-                raise TimeoutError(
-                    f"{self._learner!r} accepted no item within {timeout:g} s: its queue is full",
-                    peer=self._learner,
-                    function=self._function,
+                count = len(self._pending)
+                raise wait.late(
+                    f"{self._learner!r} did not accept the oldest of {count} items that were put",
+                    "it may be away, or its queue is full; flush() waits for it once more",
                 )
             self._pending.popleft()
             self._accept(call)

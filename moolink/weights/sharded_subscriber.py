@@ -102,6 +102,9 @@ class ShardedSubscriber(Following):
             f"version {self.version}>"
         )
 
+    def _peers(self) -> list[str]:
+        return self._publishers
+
     def _current(self) -> int | None:
         return None if self._weights is None else self._weights.version
 

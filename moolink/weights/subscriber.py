@@ -102,6 +102,9 @@ class Subscriber(Following):
             f"<moolink.Subscriber of {self._name!r} at {self._publisher!r}, version {self.version}>"
         )
 
+    def _peers(self) -> list[str]:
+        return [self._publisher]
+
     def _current(self) -> int | None:
         return None if self._held is None else self._held.key[1]
 

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
-from moolink.errors import CancelledError, Closed, Error, NoSuchFunction, TimeoutError
+from moolink.errors import CancelledError, Closed, Error, NoSuchFunction
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.rpc import serving
+from moolink.rpc.peer_wait import PeerWait
 from moolink.weights.blob import Arrays, FloatType
 from moolink.weights.copies import Weights
 
@@ -65,22 +66,26 @@ class Following(Closing):
     def wait(self, min_version: int = 0, timeout: float | None = None) -> Weights:
         """Waits for a version of at least `min_version`, and returns the current one.
 
+        Args:
+            timeout: seconds to wait at most; None: as long as a publisher is connected, and for the
+                time limit of the `Rpc` once none is.
+
         Raises:
-            TimeoutError: there was none in `timeout` seconds; the message says why.
+            TimeoutError: there was none in time; the message says why.
             moolink.Closed: the subscriber or its peer was closed.
             TypeError, ValueError: `min_version` is no integer, or `timeout` no time limit.
         """
         min_version = integer_of(min_version, "min_version")
-        wait = deadlines.Wait(timeout)
+        wait = PeerWait(self._rpc, self._peers(), timeout, every=True)
         with self._changed:
             while (current := self._current()) is None or current < min_version:
                 if self._closed:
                     raise Closed(f"the subscriber of {self._name!r} was closed")
                 if wait.over:
                     has = "none" if current is None else f"version {current}"
-                    raise TimeoutError(
-                        f"no version {min_version} of {self._name!r} came from "
-                        f"{self._source} within {timeout:g} s; there is {has}: {self._reason}"
+                    wait.reason = f"there is {has}: {self._reason}"
+                    raise wait.late(
+                        f"no version {min_version} of {self._name!r} came from {self._source}"
                     )
                 wait.for_change(
                     self._changed,
@@ -103,6 +108,10 @@ class Following(Closing):
             call.cancel()
         self._thread.join()
         self._withdraw()
+
+    @abc.abstractmethod
+    def _peers(self) -> list[str]:
+        """The publishers' peers."""
 
     def _withdraw(self) -> None:
         """Stops serving others."""

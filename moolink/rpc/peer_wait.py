@@ -1,0 +1,91 @@
+"""Waits for another peer, which may have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from moolink.errors import TimeoutError
+from moolink.internal import deadlines
+from moolink.rpc import serving
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
+
+_LOOK = 1.0  # seconds between two looks at whether a peer is connected
+
+
+class PeerWait(deadlines.Wait):
+    """A wait for peers: one of them, or with `every` all. It ends at its time limit; without one it
+    goes on while they are there, and ends once they were not for the time limit of the `Rpc`.
+
+    Raises:
+        ValueError: `timeout` is no time limit.
+    """
+
+    def __init__(
+        self, rpc: Rpc, peers: Collection[str], timeout: float | None, *, every: bool = False
+    ) -> None:
+        super().__init__(timeout)
+        self._rpc = rpc
+        self._peers = peers
+        self._least = len(peers) if every else 1
+        self.timed = timeout is not None
+        """Whether it has a time limit of its own."""
+        self._looked = self._begun
+        self._failing = False  # no peer was there since a call failed
+        self.reason = ""
+        """Why the last call failed."""
+        if timeout is None:
+            self._deadline = self._begun + rpc.get_timeout()
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        self._look()
+        return super().over
+
+    def connected(self) -> bool:
+        """Whether the peers are connected."""
+        return len(serving.connected(self._rpc).intersection(self._peers)) >= self._least
+
+    def answered(self) -> None:
+        """A peer has answered a call."""
+        self._failing = False
+        self._is_there()
+
+    def failed(self, why: object) -> None:
+        """A call has failed, since no peer is there or it serves no such thing. For a second a
+        connection proves nothing then."""
+        self.reason = str(why)
+        self._failing = True
+        self._looked = time.monotonic()
+
+    def turn(self, why: str) -> float:
+        """As :meth:`deadlines.Wait.turn`; a call is under way meanwhile."""
+        self._look()
+        return min(super().turn(why), _LOOK)
+
+    def late(self, what: str, advice: str = "") -> TimeoutError:
+        """The error of a wait that is over, in which `what` did not come to pass."""
+        reason = self.reason
+        if not reason and not self.connected():
+            missing = sorted(set(self._peers) - serving.connected(self._rpc))
+            reason = f"not connected: {', '.join(map(repr, missing))}"
+        seconds = time.monotonic() - self._begun
+        why = "".join(f": {part}" for part in (reason, advice) if part)
+        return TimeoutError(f"{what} within {seconds:.3g} s{why}", peer=next(iter(self._peers)))
+
+    def _look(self) -> None:
+        if self.timed:
+            return
+        now = time.monotonic()
+        if now >= self._looked + _LOOK or (super().over and not self._failing):
+            self._looked, self._failing = now, False
+            if self.connected():
+                self._is_there()
+
+    def _is_there(self) -> None:
+        if not self.timed:
+            self._deadline = time.monotonic() + self._rpc.get_timeout()
