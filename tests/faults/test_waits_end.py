@@ -174,10 +174,7 @@ def test_an_error_of_a_writer_tells_how_many_items_were_not_delivered() -> None:
     with ended("killed") as clients:
         writer = clients.writers[0]
         add(writer)
-        add(writer)
-        text = (
-            r"[12] items were not delivered to the replay 'replay' at 'server' within .*flush\(\)"
-        )
+        text = r"1 items were not delivered to the replay 'replay' at 'server' within .*flush\(\)"
         for end in (writer.flush, writer.close):
             with pytest.raises(moolink.TimeoutError, match=text):
                 end(SHORT)
