@@ -67,6 +67,11 @@ def decode(
 ) -> Any:
     """The value of a message; raises WireError."""
 
+def crc32c(bytes: bytes | memoryview | numpy.typing.NDArray[numpy.uint8], before: int = 0) -> int:
+    """
+    The CRC-32C of bytes, or of all bytes so far: `before` is the sum of those before these.
+    """
+
 def copy_to_host(tensors: list[Any], arrays: list[Any]) -> None:
     """
     Copies tensors on devices into host arrays of the same sizes, in row-major order.

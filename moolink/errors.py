@@ -14,6 +14,7 @@ __all__ = [
     "Closed",
     "EnvError",
     "Error",
+    "FileError",
     "GroupChanged",
     "NoSuchFunction",
     "PeerLost",
@@ -129,6 +130,23 @@ class Closed(Error):
 
 class StateError(Error):
     """The state that an accumulator's leader has sent cannot be taken over by this peer."""
+
+
+class FileError(Error, ValueError):
+    """A file does not hold what it should: it is damaged, cut off, of another version or kind, or
+    made by another configuration; or a line of it is not understood. Nothing of it was used.
+
+    A file that the system does not open, read or write is an ``OSError``.
+
+    Attributes:
+        path: of the file.
+        previous: path of the checkpoint before it, if there is one, else ``None``.
+    """
+
+    def __init__(self, message: str = "", *, path: str = "", previous: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.previous = previous
 
 
 class EnvError(Error):

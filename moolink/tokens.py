@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from moolink import files
 from moolink.errors import AuthError
 from moolink.internal import logs
 
@@ -219,18 +220,9 @@ def write(path: str | os.PathLike[str], keys: list[Key]) -> None:
         AuthError: there is such a file already, or it cannot be made.
     """
     target = Path(path)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write("".join(key.text() + "\n" for key in keys))
-                file.flush()
-                os.fsync(descriptor)
-            # Unlike a rename, a link does not replace a file that another process made meanwhile.
-            os.link(scratch, target)
-        finally:
-            os.unlink(scratch)
+        with files.written(target, mode=0o600, replace=False) as file:
+            file.write("".join(key.text() + "\n" for key in keys).encode())
     except FileExistsError as error:
         raise AuthError(f"there is a file {target} already: remove it first") from error
     except OSError as error:

@@ -2,11 +2,16 @@
 
 #include <nanobind/stl/string_view.h>
 
+#include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "bind/bindings.h"
+#include "bind/gil.h"
 #include "bind/registered_types.h"
+#include "bind/replay_state.h"
+#include "wire/crc32c.h"
 
 namespace moolink::bind {
 namespace {
@@ -50,6 +55,11 @@ nb::any decode(const nb::bytes& body, const Parts& parts, bool allow_pickle,
   return nb::borrow<nb::any>(decode_value(payload, options_of(allow_pickle, arrays, max_depth)));
 }
 
+std::uint32_t checksum(const Given<std::uint8_t>& bytes, std::uint32_t before) {
+  const GilRelease unlocked;
+  return wire::crc32c(std::as_bytes(span_of(bytes)), before);
+}
+
 }  // namespace
 
 void bind_values(nb::module_& m) {
@@ -62,6 +72,10 @@ void bind_values(nb::module_& m) {
   m.def("decode", &decode, nb::arg("body"), nb::arg("parts"), nb::kw_only(),
         nb::arg("allow_pickle") = false, nb::arg("arrays") = "same",
         nb::arg("max_depth") = max_depth, "The value of a message; raises WireError.");
+  m.def("crc32c", &checksum, nb::arg("bytes"), nb::arg("before") = 0,
+        "The CRC-32C of bytes, or of all bytes so far: `before` is the sum of those before these.",
+        nb::sig("def crc32c(bytes: bytes | memoryview | numpy.typing.NDArray[numpy.uint8], before: "
+                "int = 0) -> int"));
 }
 
 }  // namespace moolink::bind

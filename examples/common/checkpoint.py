@@ -1,33 +1,41 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is a zip archive in numpy's `.npz` format: each array of the saved tree under the name
-of its place, and the rest of the tree as JSON. It holds no pickle, so reading one runs no code, and
-every member has a checksum.
+of its place, and the rest of the tree as JSON. It holds no pickle, so reading one runs no code. The
+archive's comment, the last bytes of the file, is a seal: a line with the format's version, the
+file's length, and a checksum (CRC-32C) of all bytes before it. Nothing is read before the seal is
+found right.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+import moolink
 from examples.common.options import OptionError, Options
+from moolink import files
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
 _TREE = "tree.json"
 _ARRAY, _TUPLE, _ITEMS = "$array", "$tuple", "$items"
 
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message names the file and says what to do."""
+_VERSION = 2
+_LINE = f"moolink learner {_VERSION}\n".encode()
+_SEAL = len(_LINE) + 8 + 4  # bytes: the line, the file's length, the checksum; little-endian
+_FOUND = re.compile(rb"moolink learner (\d{1,9})\n(.{8})(.{4})", re.DOTALL)
+_MOST_COMMENT = 65535  # bytes that a zip archive's comment has at most
+_AT_ONCE = 8 << 20  # bytes that are summed together
+_DIRECTORY_END = b"PK\x05\x06"  # of a zip archive; 22 bytes with an empty comment
 
 
 def save(directory: Path, tree: Mapping[str, Any]) -> Path:
@@ -35,35 +43,26 @@ def save(directory: Path, tree: Mapping[str, Any]) -> Path:
 
     `tree` consists of dicts, lists, tuples, numpy arrays, strings, numbers, bools and None.
     The new file is complete and on the disk before it takes the old one's name: whatever happens
-    meanwhile (full disk, kill, power cut), the old one survives. Raises CheckpointError.
+    meanwhile (full disk, kill, power cut), the old one survives. Raises OSError.
     """
     path = directory / NAME
-    temporary = directory / f".{NAME}.{os.getpid()}.tmp"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                _write(file, tree)
-                file.flush()
-                os.fsync(file.fileno())
-            _keep_previous(directory)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_directory(directory)
+        with files.written(path, previous=PREVIOUS) as file:
+            _write(file, tree)
+            _append_seal(file)
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {path} was not written: {error.strerror or error}; "
-            + ("the one there is untouched" if path.exists() else "there is none yet")
-        ) from error
+        kept = "the one there is untouched" if path.exists() else "there is none yet"
+        what = f"checkpoint {path} was not written: {error.strerror or error}; {kept}"
+        raise OSError(error.errno, what, str(path)) from error
     return path
 
 
 def load(directory: Path) -> dict[str, Any] | None:
     """The checkpoint in `directory`, or None if it has none.
 
-    An unreadable one is named in a warning and the previous one is read in its place. Raises
-    CheckpointError if no file that is there can be read.
+    A damaged one is named in a warning and the previous one is read in its place. Raises
+    moolink.FileError, or OSError, if no file that is there can be read.
     """
     faults = []
     for path in (directory / NAME, directory / PREVIOUS):
@@ -71,15 +70,16 @@ def load(directory: Path) -> dict[str, Any] | None:
             tree = _read(path)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            faults.append(f"checkpoint {path} ({_size(path)} bytes) cannot be read: {error}")
+        except (OSError, moolink.FileError) as error:
+            faults.append(f"checkpoint {path} cannot be read: {error}")
             continue
         for fault in faults:
             warnings.warn(f"{fault}; going on from {path}", RuntimeWarning, stacklevel=2)
         return tree
     if faults:
-        raise CheckpointError(
-            "; ".join(faults) + "; remove the file to start anew, or pass --no-resume"
+        raise moolink.FileError(
+            "; ".join(faults) + "; remove the files to start anew, or pass --no-resume",
+            path=str(directory / NAME),
         )
     return None
 
@@ -104,31 +104,7 @@ def check_can_go_on(options: Options, saved: dict[str, Any]) -> None:
         )
 
 
-def _keep_previous(directory: Path) -> None:
-    # A second name for the old file, put in place by one rename: NAME never vanishes.
-    path, link = directory / NAME, directory / f".{PREVIOUS}.{os.getpid()}.tmp"
-    if path.exists():
-        link.unlink(missing_ok=True)
-        try:
-            os.link(path, link)
-        except OSError:  # not every file system has hard links
-            shutil.copyfile(path, link)
-        os.replace(link, directory / PREVIOUS)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _write(file: Any, tree: Mapping[str, Any]) -> None:
+def _write(file: BinaryIO, tree: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         arrays: dict[str, np.ndarray] = {}
         text = json.dumps(_encode(tree, "tree", arrays))
@@ -136,12 +112,75 @@ def _write(file: Any, tree: Mapping[str, Any]) -> None:
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
         archive.writestr(_TREE, text)
+        archive.comment = bytes(_SEAL)
+
+
+def _append_seal(file: BinaryIO) -> None:
+    """Writes the seal in the place that the archive has for it."""
+    length = file.seek(-_SEAL, os.SEEK_END) + _SEAL
+    start = _LINE + length.to_bytes(8, "little")
+    checksum = files.crc32c(start, _sum(file, length - _SEAL))
+    file.seek(-_SEAL, os.SEEK_END)
+    file.write(start + checksum.to_bytes(4, "little"))
+
+
+def _sum(file: BinaryIO, length: int) -> int:
+    """The checksum of the file's first bytes."""
+    file.seek(0)
+    checksum = 0
+    while length > 0:
+        part = file.read(min(length, _AT_ONCE))
+        if not part:
+            break  # another program cuts it: no file has this sum
+        checksum = files.crc32c(part, checksum)
+        length -= len(part)
+    return checksum
+
+
+def _check_seal(file: BinaryIO, path: Path) -> None:
+    """Raises moolink.FileError unless each byte of the file is as it was written."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(-min(size, _MOST_COMMENT), os.SEEK_END)
+    end = file.read()
+    seals = list(_FOUND.finditer(end))
+    if not seals:
+        raise moolink.FileError(f"{path} {_without_seal(file, end, size)}", path=str(path))
+    version, length, checksum = seals[-1].groups()
+    after = len(end) - seals[-1].end()
+    if int(version) != _VERSION:
+        what = f"is of version {int(version)}, and this program reads version {_VERSION} only"
+    elif after > 0:
+        what = f"is longer than it should be: {after} of its {size} bytes come after its end"
+    elif int.from_bytes(length, "little") != size:
+        what = f"has {size} bytes, and should have {int.from_bytes(length, 'little')}"
+    elif files.crc32c(_LINE + length, _sum(file, size - _SEAL)) != int.from_bytes(
+        checksum, "little"
+    ):
+        what = f"is damaged: the checksum of its {size} bytes is wrong"
+    else:
+        return
+    raise moolink.FileError(f"{path} {what}", path=str(path))
+
+
+def _without_seal(file: BinaryIO, end: bytes, size: int) -> str:
+    file.seek(0)
+    if file.read(2) != b"PK":
+        return f"is no checkpoint of a learner ({size} bytes)"
+    if end[-22:].startswith(_DIRECTORY_END):
+        return f"is of version 1, and this program reads version {_VERSION} only"
+    return f"is cut off after {size} bytes, or its end is damaged"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        tree: dict[str, Any] = _decode(json.loads(archive.read(_TREE)), archive)
-        return tree
+    with files.naming(path), files.open_data(path) as file:
+        _check_seal(file, path)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                tree: dict[str, Any] = _decode(json.loads(archive.read(_TREE)), archive)
+                return tree
+        except (ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+            # Its checksum is right: another program has written it.
+            raise moolink.FileError(f"{path} is not understood: {error}", path=str(path)) from error
 
 
 def _encode(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import os
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import moolink
 from examples.common.options import OptionError, Options
+from moolink import files
+
+_MOST_BYTES = 1 << 28
 
 COLUMNS = (
     "seconds",  # since this peer began
@@ -43,16 +47,16 @@ class LearningCurve:
         """Makes the files ready for rows after `from_step`; earlier rows of the same job stay.
 
         Rows after it belong to a job that was not resumed, or that went on after its checkpoint.
-        Raises OSError if the file there is not such a curve.
+        Raises moolink.FileError if the file there is not such a curve.
         """
         self.csv_path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._rows() if int(row["steps"]) <= from_step] if from_step else []
-        temporary = self.csv_path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.csv_path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+        with files.written(self.csv_path) as file:
+            file.write(text.getvalue().encode())
         # Imported here: only the leader needs it, and it takes half a second.
         from tensorboard.summary import Writer
 
@@ -99,19 +103,47 @@ class LearningCurve:
         )
         axes.set(title=title, xlabel="million steps", ylabel="mean return of 100 episodes")
         axes.grid(alpha=0.3)
-        temporary = self.png_path.with_suffix(".tmp.png")
-        figure.savefig(temporary, dpi=120)
+        with files.written(self.png_path) as file:
+            figure.savefig(file, dpi=120, format="png")
         pyplot.close(figure)
-        os.replace(temporary, self.png_path)
 
     def _rows(self) -> list[dict[str, str]]:
         if not self.csv_path.exists():
             return []
-        with self.csv_path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or COLUMNS) != COLUMNS:
-                raise OSError(f"{self.csv_path} is not a learning curve of this program")
-            return [row for row in reader if None not in row.values()]
+        text = files.read_text(self.csv_path, "a learning curve", _MOST_BYTES)
+        whole = text[: text.rfind("\n") + 1]  # without a row that a killed process began
+        reader = csv.DictReader(io.StringIO(whole, newline=""))
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            self._raise(1, f"the columns {', '.join(COLUMNS)}")
+        rows = []
+        try:
+            for row in reader:
+                if not _is_row(row):
+                    self._raise(reader.line_num, f"{len(COLUMNS)} numbers")
+                rows.append(row)
+        except csv.Error:
+            self._raise(len(rows) + 2, f"{len(COLUMNS)} numbers")
+        return rows
+
+    def _raise(self, line: int, expected: str) -> NoReturn:
+        raise moolink.FileError(
+            f"{self.csv_path}: line {line} is not of a learning curve of this program: expected "
+            f"{expected}; move the file away, or mend the line",
+            path=str(self.csv_path),
+        )
+
+
+def _is_row(row: Mapping[str | None, Any]) -> bool:
+    """Whether a row has a number in each column; all but the steps may be empty."""
+    if set(row) != set(COLUMNS) or None in row.values():
+        return False
+    try:
+        int(row["steps"])
+        for value in row.values():
+            float(value or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def _wandb() -> Any:

@@ -22,6 +22,7 @@ from examples.common import checkpoint
 from examples.common.curve import LearningCurve
 from examples.common.options import Options
 from examples.common.progress import Terminal, process_start, progress_line
+from moolink import files
 from moolink.launch import place
 
 THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
@@ -240,13 +241,14 @@ class Job(abc.ABC):
             "options": self.options.as_dict(),
         }
         self.options.result_json.parent.mkdir(parents=True, exist_ok=True)
-        self.options.result_json.write_text(json.dumps(result, indent=2) + "\n")
+        with files.written(self.options.result_json) as file:
+            file.write((json.dumps(result, indent=2) + "\n").encode())
 
     def _write(self, function: Callable[..., Any], *args: Any) -> None:
         """Calls something that writes a file. A full disk is said and does not end the job."""
         try:
             function(*args)
-        except (OSError, checkpoint.CheckpointError) as error:
+        except (OSError, moolink.FileError) as error:
             self.terminal.warn(f"{error}; the job goes on")
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moolink
-from examples.common import checkpoint
 from examples.common.environments import Environments
 from examples.common.job import THOUSANDTHS, Job, Left, Stopped, end_process
 from examples.common.memory import keep_freed_memory
@@ -216,7 +215,7 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
     keep_freed_memory()
     try:
         (train if options.mode == "train" else evaluate)(options)
-    except (OptionError, checkpoint.CheckpointError) as error:
+    except (OptionError, moolink.FileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from moolink import files
 from moolink.errors import Error
 
 DIRECTORY = "MOOLINK_RUN_DIR"  # environment variable: the run's directory
@@ -22,10 +23,7 @@ RESTARTED = "MOOLINK_RESTARTED"  # environment variable: "1" in a peer that was 
 def note_end(group: str, accumulator: str, version: int) -> None:
     """Notes that the group's job has finished at this version of the model."""
     if directory := os.environ.get(DIRECTORY):
-        path = _path(directory, group, accumulator)
-        written = path.with_suffix(f".{os.getpid()}")
-        written.write_text(str(version))
-        written.rename(path)
+        _write(_path(directory, group, accumulator), str(version))
 
 
 def require_unfinished(group: str, accumulator: str) -> None:
@@ -56,9 +54,12 @@ def add(directory: str, notes: Mapping[str, str]) -> None:
     """Adds notes that were made in another directory of the run, on another host."""
     for name, text in notes.items():
         if re.fullmatch(r"[0-9a-f]{32}\.ended", name):
-            written = Path(directory) / f"{name}.{os.getpid()}"
-            written.write_text(text)
-            written.rename(Path(directory) / name)
+            _write(Path(directory) / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    with files.written(path) as file:
+        file.write(text.encode())
 
 
 def _path(directory: str, group: str, accumulator: str) -> Path:

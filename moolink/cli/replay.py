@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
         help="restored at the start if it is there, written at the end and every --every seconds",
     )
     parser.add_argument("--every", metavar="SECONDS", type=float, default=300.0)
+    parser.add_argument(
+        "--no-previous",
+        action="store_true",
+        help="do not keep the checkpoint before the last one as FILE.previous (default: keep it, "
+        "which takes the disk space of a second one)",
+    )
     parser.add_argument(
         "--spill",
         metavar="DIRECTORY",
@@ -92,13 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             received = signal.sigtimedwait(signals, options.every)
             if received is not None:
                 server.close()  # the last checkpoint has all that clients were told is in
-            saved = options.checkpoint is None or _save(replay, options.checkpoint)
+            saved = options.checkpoint is None or _save(
+                replay, options.checkpoint, not options.no_previous
+            )
         return 0 if saved else 1
 
 
-def _save(replay: Replay, path: str) -> bool:
+def _save(replay: Replay, path: str, keep_previous: bool) -> bool:
     try:
-        replay.checkpoint(path)
+        replay.checkpoint(path, keep_previous=keep_previous)
     except OSError as error:
         logging.getLogger("moolink").error("no checkpoint was written: %s", error)
         return False
@@ -109,21 +116,29 @@ def read_tables(path: str) -> list[Table]:
     """The tables of a TOML file.
 
     Raises:
-        ValueError: the file is not understood; the message names the table and the option.
+        FileError: the file is not understood; the message names the line, or table and option.
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        try:
-            described = tomllib.load(file)
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path}: {error}") from error
+    from moolink import FileError, files
+
+    described = files.read_toml(path)
     tables = described.pop("table", None)
-    if described or not isinstance(tables, list) or not tables:
-        raise ValueError(f"{path}: expected one [[table]] or several, and nothing else")
-    return [_table(path, table) for table in tables]
+    if (
+        described
+        or not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(table, dict) for table in tables)
+    ):
+        raise FileError(f"{path}: expected one [[table]] or several, and nothing else", path=path)
+    made = [_table(path, table) for table in tables]
+    names = [table.name for table in made]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FileError(f"{path}: two tables have the name {twice[0]!r}", path=path)
+    return made
 
 
 def _table(path: str, options: dict[str, Any]) -> Table:
+    from moolink import FileError
     from moolink.replay import Table
 
     where = f"{path}: table {options.get('name', '?')!r}"
@@ -136,7 +151,7 @@ def _table(path: str, options: dict[str, Any]) -> Table:
             given["limiter"] = _limiter(given["limiter"])
         return Table(**given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise FileError(f"{where}: {error}", path=path) from error
 
 
 def _selector(given: Any) -> Selector | None:
@@ -170,7 +185,24 @@ def _limiter(given: Any) -> Limiter:
 
 def _open(tables: list[Table], checkpoint: str | None, spill: str | None) -> Replay:
     from moolink.replay import Replay
+    from moolink.replay.checkpoint import previous_of
 
-    if checkpoint is not None and os.path.exists(checkpoint):
-        return Replay.restore(checkpoint, tables, spill=spill)
+    if checkpoint is not None:
+        if _is_there(checkpoint):
+            return Replay.restore(checkpoint, tables, spill=spill)
+        if os.path.exists(previous := previous_of(checkpoint)):
+            logging.getLogger("moolink").warning(
+                "there is no checkpoint %s: beginning with empty tables. To go on from the "
+                "previous one, rename %s to it and start again",
+                checkpoint,
+                previous,
+            )
     return Replay(tables, spill=spill)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True  # or an error: a checkpoint that cannot be seen may be there

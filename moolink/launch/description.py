@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moolink import tokens
+from moolink import files, tokens
+from moolink.errors import FileError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -173,18 +173,14 @@ class Job:
         """Reads a job from a TOML file: the job's keys, and a table ``[[role]]`` for each role.
 
         Raises:
-            ValueError: the file is not understood. The message names the role and the key.
+            FileError: the file is not understood. The message names the line, or role and key.
             OSError: it cannot be read.
         """
-        with open(path, "rb") as file:
-            try:
-                given = tomllib.load(file)
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path}: {error}") from error
+        given = files.read_toml(path)
         try:
             return cls._of_tables(given)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise FileError(f"{path}: {error}", path=path) from error
 
     @classmethod
     def _of_tables(cls, given: dict[str, Any]) -> Job:

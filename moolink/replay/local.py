@@ -260,13 +260,22 @@ class Replay(Closing):
             for waiting in ("waiting_inserts", "waiting_samples"):
                 yield f"moolink_replay_{waiting}", labels, stats[waiting]
 
-    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+    def checkpoint(self, path: str | os.PathLike[str], *, keep_previous: bool = False) -> None:
         """Writes all tables, as they are at one moment, to a file, which is there whole or not at
         all. Inserts and samples go on meanwhile; steps of which a writer has made no item are
-        not in it."""
+        not in it.
+
+        Args:
+            keep_previous: whether a file that is there is kept as ``PATH.previous``, in the place
+                of the one before it. Needs room on the disk for three checkpoints while one is
+                written, and for two afterwards; without it for two, and for one.
+
+        Raises:
+            OSError: it cannot be written. The file that is there stays.
+        """
         from moolink.replay import checkpoint
 
-        checkpoint.save(self._tables, os.fspath(path))
+        checkpoint.save(self._tables, os.fsdecode(path), keep_previous)
 
     @classmethod
     def restore(
@@ -281,14 +290,19 @@ class Replay(Closing):
         limiters' counts.
 
         Raises:
-            ValueError: the file is no checkpoint, or one of other tables; the message names each
-                option that differs.
+            FileError: the file is no checkpoint, is damaged, is of another version, or of other
+                tables. The message names each option that differs, or the damage, and the previous
+                checkpoint if there is one.
             OSError: the checkpoint cannot be read, or its steps cannot be spilled.
         """
         from moolink.replay import checkpoint
 
         replay = cls(tables, arrays=arrays, spill=spill)
-        checkpoint.load(replay._tables, os.fspath(path))
+        try:
+            checkpoint.load(replay._tables, os.fsdecode(path))
+        except BaseException:
+            replay.close()
+            raise
         return replay
 
     def close(self) -> None:

@@ -96,6 +96,52 @@ def test_a_server_keeps_its_tables_over_a_restart(
             assert server.wait(20) == 0
 
 
+def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before_it(
+    tables: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    command: list[object] = ["-m", "moolink.cli.main", "replay", tables, "--checkpoint", kept]
+
+    def serve_once() -> None:
+        with processes.killed_at_the_end() as started:
+            started.append(processes.start_python(*command))
+            assert started[0].stdout is not None
+            started[0].stdout.readline()
+            started[0].send_signal(signal.SIGTERM)
+            assert started[0].wait(20) == 0
+
+    for _ in range(2):
+        serve_once()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "kept.previous", "tables.toml"]
+    whole = kept.read_bytes()
+    for data in (b"", whole[:100], whole[:-1] + b"\0", whole + b"\0"):
+        kept.write_bytes(data)
+        with processes.killed_at_the_end() as started:
+            started.append(processes.start_python(*command))
+            out, errors = started[0].communicate()
+            assert started[0].returncode == 1
+            assert out == ""
+            assert errors.count("\n") == 1
+            assert errors.startswith(f"moolink replay: {kept} ")
+            assert f"the previous checkpoint is {kept}.previous: " in errors
+    (tmp_path / "kept.previous").rename(kept)
+    serve_once()
+
+
+def test_a_server_without_its_checkpoint_tells_of_the_one_before_it(
+    tables: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kept.previous").write_bytes(b"a checkpoint")
+    command = ("-m", "moolink.cli.main", "replay", tables, "--no-previous", "--checkpoint")
+    with processes.killed_at_the_end() as started:
+        started.append(processes.start_python(*command, tmp_path / "kept"))
+        assert started[0].stderr is not None
+        assert f"rename {tmp_path}/kept.previous to it" in started[0].stderr.readline()
+        started[0].send_signal(signal.SIGTERM)
+        assert started[0].wait(20) == 0
+    assert (tmp_path / "kept.previous").read_bytes() == b"a checkpoint"
+
+
 def test_a_server_that_cannot_begin_says_why(tables: Path) -> None:
     cases: list[tuple[list[object], str]] = [
         (["nowhere.toml"], "No such file"),
