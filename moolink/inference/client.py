@@ -197,15 +197,16 @@ class InferenceRequest:
         try:
             while True:
                 why = wait.reason
-                if not wait.for_call(self._call, f"{waits}: {why}" if why else waits):
+                if wait.for_call(self._call, f"{waits}: {why}" if why else waits):
+                    try:
+                        reply = self._call.result()
+                        if reply is not None:
+                            break
+                        wait.failed("the server was closed")
+                    except (PeerLost, NoSuchFunction, TimeoutError) as error:
+                        wait.failed(error)
+                if wait.over:
                     raise wait.late(f"no server of {self._client._name!r} has answered")
-                try:
-                    reply = self._call.result()
-                    if reply is not None:
-                        break
-                    wait.failed("the server was closed")
-                except (PeerLost, NoSuchFunction, TimeoutError) as error:
-                    wait.failed(error)
                 self._client._lose(wait.reason)
                 self._call = self._client._send(self._inputs, self._first)
         finally:

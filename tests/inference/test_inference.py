@@ -51,6 +51,13 @@ def counting(batch: InferenceBatch) -> tuple[Any, Any]:
     return steps, {"steps": steps}
 
 
+def test_the_time_limit_holds_although_a_peer_answers_that_it_serves_nothing(net: Net) -> None:
+    client = InferenceClient(net.peer("actor"), "policy", "hub")
+    with pytest.raises(moolink.TimeoutError, match="no function"):
+        client.infer(np.ones(1), timeout=0.3)
+    assert client.moves == 0
+
+
 def test_each_client_gets_the_outputs_of_its_own_rows(net: Net) -> None:
     sizes = []
 
