@@ -184,14 +184,15 @@ def _contents(name: str, descriptor: int) -> bytes:
     readable = select.poll()
     readable.register(descriptor, select.POLLIN)
     while len(text) <= _MOST_BYTES:
+        # Asked first: a read from a named pipe that no process writes to yet is an end of file.
+        if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
+            did_not = "did not end" if text else "wrote nothing"
+            raise AuthError(
+                f"the token file {name} is a pipe whose writer {did_not} in {_PIPE_SECONDS:.0f} s"
+            )
         try:
             piece = os.read(descriptor, _MOST_BYTES + 1 - len(text))
-        except BlockingIOError:
-            if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
-                raise AuthError(
-                    f"the token file {name} is a pipe whose writer did not end in "
-                    f"{_PIPE_SECONDS:.0f} s"
-                ) from None
+        except BlockingIOError:  # another process has read it
             continue
         if not piece:
             break

@@ -107,6 +107,8 @@ class InferenceServer(Closing):
         self._counts = {"batches": 0, "requests": 0, "rows": 0, "padding": 0}
         self._closed = False
         self._forked()
+        with serving.only_one(f"an inference server of {name!r}"):
+            rpc.define(names.LOAD.format(name), self._load)
         rpc.define(
             names.INFER.format(name),
             self._infer,
@@ -115,7 +117,6 @@ class InferenceServer(Closing):
             bucket_sizes=sizes,
             device=device,
         )
-        rpc.define(names.LOAD.format(name), self._load)
         rpc.define(names.END.format(name), self._end)
         forks.changes_in_children(self)
         sources.add(self, rpc)

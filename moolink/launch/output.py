@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import shutil
 from typing import BinaryIO
 
+# Colours are kept; other escape sequences and control characters are a remote program's to the
+# user's terminal, which may obey them.
+_CONTROL = re.compile(rb"(\x1b\[[0-9;:]*m)|[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _CLEAR_LINE = b"\r\x1b[K"
 _MAX_LINE = 64 * 1024
 _TAIL_LINES = 200
@@ -27,13 +31,14 @@ class Screen:
     def line(self, stream: str, text: bytes) -> None:
         """Writes one finished line (without its newline) to "stdout" or "stderr"."""
         self._clear_live()
-        self._write(self._streams[stream], text + b"\n")
+        to = self._streams[stream]
+        self._write(to, (_harmless(text) if to.isatty() else text) + b"\n")
         self._draw_live()
 
     def update(self, text: bytes) -> None:
         """Shows `text` as the live line; an empty one removes it."""
         self._clear_live()
-        self._live = text
+        self._live = _harmless(text)
         self._draw_live()
 
     def _clear_live(self) -> None:
@@ -96,6 +101,10 @@ class PrefixedStream:
             self._screen.update(b"")
         self.tail.append(text)
         self._screen.line(self._stream, self._prefix + text)
+
+
+def _harmless(text: bytes) -> bytes:
+    return _CONTROL.sub(lambda found: found[1] or b"?", text)
 
 
 def _last_text(parts: list[bytes]) -> bytes:

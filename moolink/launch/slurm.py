@@ -66,7 +66,9 @@ def options_of(texts: Sequence[str]) -> list[str]:
             raise ValueError(
                 f"slurm: {part!r} is no option of srun: write NAME=VALUE, as in partition=gpu"
             )
-        if part.partition("=")[0] in _OURS:
+        name = part.partition("=")[0]
+        # srun takes abbreviations.
+        if any(option.startswith(name) for option in _OURS):
             raise ValueError(
                 f"slurm: {part!r} is set by the launcher: leave it out, and say in the job's "
                 "description how many processes a role has, and with which cores and GPUs"

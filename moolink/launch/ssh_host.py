@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from moolink.internal.processes import describe_exit
+from moolink.internal.shown import cut, printable
 from moolink.launch import wire
 from moolink.launch.host import Host, HostWatcher, Running, Task
 from moolink.launch.local_processes import LocalProcess, Machine
@@ -131,7 +132,8 @@ class _Connection:
         """The output before the host was up, for an error."""
         lines = b"".join(self.said).decode(errors="replace").split("\n")
         lines += [line.decode(errors="replace") for line in self.frames.noise]
-        return "; ".join([line.strip() for line in lines if line.strip()][-_SHOWN:])
+        shown = [cut(printable(line.strip())) for line in lines if line.strip()]
+        return "; ".join(shown[-_SHOWN:])
 
 
 class RemoteHost(Host):

@@ -55,13 +55,14 @@ class ReplayServer(Closing):
         self._closed = False
         self._forked()
         handlers: dict[str, Callable[..., Any]] = {
-            names.DESCRIBE: self._describe,
             names.UPDATE: self._update,
             names.REMOVE: self._remove,
             names.RESET: self._reset,
             names.STATS: self.stats,
             names.END: self._end,
         }
+        with serving.only_one(f"a replay server of {name!r}"):
+            rpc.define(names.DESCRIBE.format(name), self._describe)
         for function, handler in handlers.items():
             rpc.define(function.format(name), handler)
         waiting: dict[str, Callable[..., Any]] = {

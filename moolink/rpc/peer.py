@@ -17,7 +17,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.internal.pickles import AllowPickle
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
-from moolink.rpc import report
+from moolink.rpc import report, serving
 
 # They import asyncio and numpy, which start threads and take time: loaded when first needed.
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Rpc(RpcCore):
         Raises:
             ValueError: the address is malformed.
         """
-        super().connect(address)
+        super().connect(serving.text_of(address, "address"))
         report.serve(self)
 
     def define(

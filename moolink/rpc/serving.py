@@ -37,8 +37,8 @@ def only_one(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:
-        raise ValueError(f"this peer has {what} already: close it first") from error
+    except ValueError:
+        raise ValueError(f"this peer has {what} already: close it first") from None
 
 
 def undefine(rpc: Rpc, function: str) -> None:

@@ -96,7 +96,8 @@ class TrajectoryQueue(Closing):
         self._layouts: dict[int, Node] = {}  # by the size of batches
         self._closed = False
         self._forked()
-        rpc.define_deferred(names.PUT.format(name), self._on_put)
+        with serving.only_one(f"a trajectory queue of {name!r}"):
+            rpc.define_deferred(names.PUT.format(name), self._on_put)
         forks.changes_in_children(self)
         sources.add(self, rpc)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ _PAUSE = 0.1  # seconds before the next item, where the learner has no such queu
 
 
 class TrajectoryWriter(Closing):
-    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread.
+    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; `close` may come
+    from another one, and then ends its waits with moolink.Closed.
 
     Args:
         rpc: this peer, connected to the learner or to a peer that knows it.
@@ -43,6 +45,7 @@ class TrajectoryWriter(Closing):
         self._learner = serving.text_of(learner, "learner")
         self._ahead = integer_of(ahead, "ahead", least=1)
         self._pending: collections.deque[Future] = collections.deque()
+        self._closed = False
         self._refused = deadlines.Wait()  # since an item was accepted
         self._stats: TrajectoryWriterStats = {"put": 0, "accepted": 0, "lost": 0}
         self.learner_version: int | None = None
@@ -76,6 +79,8 @@ class TrajectoryWriter(Closing):
         call = self._rpc._async_within(None, self._learner, self._function, tree, begin, end)
         self._pending.append(call)
         self._stats["put"] += 1
+        if self._closed:  # by another thread, meanwhile
+            self.close()
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the learner has accepted all items.
@@ -95,23 +100,35 @@ class TrajectoryWriter(Closing):
 
     def close(self) -> None:
         """Gives up the items that wait for room."""
-        while self._pending:
-            self._pending.popleft().cancel()
+        self._closed = True
+        with contextlib.suppress(IndexError):  # put(), of another thread, takes them, too
+            while True:
+                self._pending.popleft().cancel()
 
     def _wait_for(self, left_over: int, timeout: float | None) -> None:
         """Waits until at most so many items are pending."""
         wait = PeerWait(self._rpc, [self._learner], timeout)
         waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
-        while self._pending and (len(self._pending) > left_over or self._pending[0].done()):
-            call = self._pending[0]
+        while (call := self._oldest()) and (len(self._pending) > left_over or call.done()):
             if not wait.for_call(call, waits):
                 count = len(self._pending)
                 raise wait.late(
                     f"{self._learner!r} did not accept the oldest of {count} items that were put",
                     "it may be away, or its queue is full; flush() waits for it once more",
                 )
-            self._pending.popleft()
-            self._accept(call)
+            if not self._closed:
+                self._pending.popleft()
+                self._accept(call)
+        if self._closed:
+            raise Closed(f"the writer of {self._function!r} at {self._learner!r} was closed")
+
+    def _oldest(self) -> Future | None:
+        """The first item that is not accepted; None: there is none, or another thread has closed
+        the writer."""
+        try:
+            return None if self._closed else self._pending[0]
+        except IndexError:
+            return None
 
     def _accept(self, call: Future) -> None:
         try:

@@ -45,6 +45,7 @@ class Following(Closing):
         self._call: Future | None = None  # that the thread waits for
         self._reason = "nothing is published yet, or there is no connection or answer"
         self._away = deadlines.Wait()  # since a publisher was connected
+        self._was_there = False
         self._closed = False
         self._forked()
         forks.changes_in_children(self)
@@ -164,14 +165,18 @@ class Following(Closing):
                 if deadlines.left(deadline) == 0:
                     return None
                 if publisher in serving.connected(self._rpc):
-                    self._away = deadlines.Wait()
+                    self._away, self._was_there = deadlines.Wait(), True
                 else:
+                    gone = ", which has gone: it takes the next one of this name"
+                    unknown = ", which is not connected: is its name right?"
                     self._away.turn(
                         f"the subscriber of {self._name!r} waits for the peer "
-                        f"{publisher!r}, which is not connected: is its name right?"
+                        f"{publisher!r}{gone if self._was_there else unknown}"
                     )
             try:
-                return call.result()
+                version = call.result()
+                self._was_there = True
+                return version
             except NoSuchFunction:
                 raise NoSuchFunction(
                     f"peer {publisher!r} has no publisher of {self._name!r}"

@@ -51,3 +51,12 @@ def test_a_line_of_another_peer_does_not_cut_the_live_line():
 def test_an_endless_line_is_cut_and_not_kept_in_memory():
     shown = feed([b"x" * 200_000], io.BytesIO())
     assert shown.count(b"x") == 200_000
+
+
+def test_on_a_terminal_a_process_controls_no_more_than_colours():
+    hostile = b"\x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J\t\x00\xc2\x9b2J\xe2\x82\xac\n"
+    assert feed([hostile], Terminal()) == (
+        b"[1] ?]0;title?\x1b[31mred\x1b[0m?[2J\t??2J\xe2\x82\xac\n"
+    )
+    assert b"\x1b[2J" not in feed([b"\x1b[2J 10%\r"], Terminal())
+    assert b"\x1b[2J" in feed([hostile], io.BytesIO())  # a file has what was written

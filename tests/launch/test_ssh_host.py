@@ -108,6 +108,19 @@ def test_a_directory_may_lie_in_the_home_of_the_host(
         assert (result.returncode, result.stdout) == (0, f"[0] {expected}\n"), result.stderr
 
 
+def test_words_of_a_host_do_not_control_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "ssh"
+    path.write_text(
+        f"#!/bin/sh\nprintf '\\033]0;title\\007refused {'x' * 5000}\\n' >&2\nexit 255\n"
+    )
+    path.chmod(0o755)
+    result = launch("--hosts", "a", "--insecure", "--ssh", str(path), "true")
+    assert result.returncode != 0
+    assert "?]0;title?refused xxx" in result.stderr
+    assert all(each.isprintable() or each == "\n" for each in result.stderr)
+    assert "x" * 500 not in result.stderr
+
+
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     (tmp_path / "stays.py").write_text(STAYS)
     arguments = ("--ssh", ssh(tmp_path, HERE), "--grace", "50", str(tmp_path / "stays.py"))

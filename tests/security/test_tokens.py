@@ -141,10 +141,45 @@ def test_a_token_comes_through_a_pipe_when_its_writer_is_ready() -> None:
         os.close(reading)
 
 
+def test_a_token_comes_through_a_named_pipe_whose_writer_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, path, waits = tokens.new(), tmp_path / "pipe", threading.Event()
+    os.mkfifo(path, 0o600)
+    poll = select.poll
+
+    def polled() -> select.poll:
+        waits.set()  # the reader has opened the pipe
+        return poll()
+
+    monkeypatch.setattr(select, "poll", polled)
+
+    def write_later() -> None:
+        waits.wait()
+        path.write_text(key.text())
+
+    writer = threading.Thread(target=write_later)
+    writer.start()
+    assert tokens.read(path) == [key]
+    writer.join()
+
+
+def test_a_named_pipe_that_nobody_writes_to_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_PIPE_SECONDS", 0.05)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(moolink.AuthError, match="is a pipe whose writer wrote nothing"):
+        tokens.read(tmp_path / "pipe")
+
+
 def test_a_pipe_whose_writer_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_PIPE_SECONDS", 0.05)
     reading, writing = os.pipe()
     try:
+        with pytest.raises(moolink.AuthError, match="writer wrote nothing"):
+            tokens.read(f"/dev/fd/{reading}")
+        os.write(writing, b"moolink")
         with pytest.raises(moolink.AuthError, match="writer did not end"):
             tokens.read(f"/dev/fd/{reading}")
     finally:

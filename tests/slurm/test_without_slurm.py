@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from moolink.launch.slurm import options_of
+
 LONG = 60.0  # only bounds a hang
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -80,3 +82,16 @@ def test_the_good_end_of_one_role_does_not_take_restarts_from_another(tmp_path: 
     )
     assert result.stdout.count("try") == 3, result.stderr
     assert result.returncode == 3
+
+
+@pytest.mark.parametrize(
+    "option", ["output=x", "out=x", "o=x", "job-nam=x", "job=x", "nod=2", "n=3"]
+)
+def test_an_option_that_the_launcher_sets_is_refused_abbreviated_too(option: str) -> None:
+    with pytest.raises(ValueError, match="is set by the launcher"):
+        options_of([option])
+
+
+@pytest.mark.parametrize("option", ["ntasks-per-core=1", "nodelist=a,b", "time=5", "exclude=x"])
+def test_an_option_that_only_begins_like_one_is_taken(option: str) -> None:
+    assert options_of([option]) == [f"--{option}"]

@@ -237,7 +237,7 @@ def test_bad_arguments_are_refused(net: Net) -> None:
             queue.get(1, max_lag=-1)
         with pytest.raises(ValueError, match="late must be"):
             queue.get(1, late="keep")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="defined already"):
+        with pytest.raises(ValueError, match=r"this peer has a trajectory queue of .* already"):
             TrajectoryQueue(net.learner, "unrolls")
     with pytest.raises(TypeError, match="dim must be an integer"):
         TrajectoryQueue(net.learner, "unrolls", dim="time")  # type: ignore[arg-type]
@@ -329,3 +329,31 @@ def test_a_long_wait_is_logged(
     ):
         queue.get(2, timeout=0.1)
     assert "the queue 'unrolls' waits for 2 items; 0 are there, 0 were dropped" in caplog.text
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_closing_a_writer_ends_put_and_flush_of_other_threads(flushes: bool) -> None:
+    raised: list[BaseException] = []
+    with (
+        moolink.Rpc("learner") as learner,
+        moolink.Rpc("actor") as actor,
+        TrajectoryQueue(learner, "q", max_size=1),
+    ):
+        actor.connect(learner.listen("127.0.0.1:0")[0])
+        writer = TrajectoryWriter(actor, "q", "learner")
+
+        def run() -> None:
+            try:
+                while True:
+                    writer.put(np.zeros(3), 0)
+                    if flushes:
+                        writer.flush()
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        waiting.until(lambda: writer.stats()["put"] >= 2, "items that wait")
+        writer.close()
+        thread.join()
+    assert [type(error) for error in raised] == [moolink.Closed]
