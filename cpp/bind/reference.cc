@@ -1,8 +1,9 @@
 #include "bind/reference.h"
 
 #include <atomic>
+#include <list>
 #include <mutex>
-#include <vector>
+#include <utility>
 
 #include "base/at_fork.h"
 #include "bind/gil.h"
@@ -15,7 +16,7 @@ struct Dropped {
   std::atomic<bool> asked{false};  // the interpreter, to release them
   std::mutex mutex;
   HeldOverForks over_forks{mutex};
-  std::vector<PyObject*> objects;
+  std::list<PyObject*> objects;
 };
 
 // Never destroyed: references may be dropped until the very end of the process.
@@ -33,25 +34,38 @@ int release_pending(void*) {
 // A thread that enters from Python or runs a handler releases dropped references; for a program
 // that does neither, the interpreter's list of pending calls does, which needs neither GIL nor
 // lock.
-void drop(PyObject* object) {
-  Dropped& queue = dropped();
-  {
-    const std::lock_guard guard(queue.mutex);
-    queue.objects.push_back(object);
-    queue.any = true;
+class Drop {
+ public:
+  // Allocates, so that the call does not.
+  explicit Drop(PyObject* object) : one_{object} {}
+
+  void operator()(PyObject*) noexcept {
+    Dropped& queue = dropped();
+    {
+      const std::lock_guard guard(queue.mutex);
+      queue.objects.splice(queue.objects.end(), one_);
+      queue.any = true;
+    }
+    if (exiting || queue.asked.exchange(true)) return;
+    if (Py_AddPendingCall(release_pending, nullptr) != 0) queue.asked = false;  // it is full
   }
-  if (exiting || queue.asked.exchange(true)) return;
-  if (Py_AddPendingCall(release_pending, nullptr) != 0) queue.asked = false;  // it is full
-}
+
+ private:
+  std::list<PyObject*> one_;
+};
 
 }  // namespace
 
-Reference::Reference(nb::object object) : object_(object.release().ptr(), drop) {}
+Reference::Reference(nb::object object) {
+  Drop drop(object.ptr());
+  // Also if this throws, the deleter runs.
+  object_ = std::shared_ptr<PyObject>(object.release().ptr(), std::move(drop));
+}
 
 void release_dropped() {
   Dropped& queue = dropped();
   if (!queue.any.load(std::memory_order_relaxed)) return;
-  std::vector<PyObject*> objects;
+  std::list<PyObject*> objects;
   {
     const std::lock_guard guard(queue.mutex);
     objects.swap(queue.objects);

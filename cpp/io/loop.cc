@@ -187,7 +187,7 @@ bool Loop::run_timers() {
 }
 
 bool Loop::take_posted() {
-  std::vector<std::function<void()>> work;
+  Prepared work;
   {
     const std::lock_guard guard(posted_mutex_);
     work.swap(posted_);
@@ -196,10 +196,10 @@ bool Loop::take_posted() {
   return !work.empty();
 }
 
-void Loop::post(std::function<void()> work) {
+void Loop::post(Prepared work) noexcept {
   {
     const std::lock_guard guard(posted_mutex_);
-    posted_.push_back(std::move(work));
+    posted_.splice(posted_.end(), work);
   }
   wake();
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -99,7 +100,15 @@ class Loop {
   }
 
   // --- from any thread, with or without the lock
-  void post(std::function<void()> work);
+  void post(std::function<void()> work) { post(prepare(std::move(work))); }
+  // For destructors and deleters, which must not fail: prepare() allocates, post() does not.
+  using Prepared = std::list<std::function<void()>>;
+  static Prepared prepare(std::function<void()> work) {
+    Prepared prepared;
+    prepared.push_back(std::move(work));
+    return prepared;
+  }
+  void post(Prepared work) noexcept;
   // Ends the wait of the thread in turn(), or the next one.
   void wake();
   // Ends the wait of the thread in turn(), if it waits.
@@ -143,7 +152,7 @@ class Loop {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> woken_{false};
   std::mutex posted_mutex_;
-  std::vector<std::function<void()>> posted_;
+  Prepared posted_;
 };
 
 }  // namespace moolink::io

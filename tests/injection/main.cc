@@ -27,8 +27,9 @@ namespace moolink::injection {
 const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = {
       {"calls_over_tcp", calls_over_tcp},   {"calls_over_shm", calls_over_shm},
-      {"group_over_shm", group_over_shm},   {"group_over_tcp", group_over_tcp},
-      {"rounds_over_shm", rounds_over_shm}, {"rounds_over_tcp", rounds_over_tcp},
+      {"lends_over_shm", lends_over_shm},   {"group_over_shm", group_over_shm},
+      {"group_over_tcp", group_over_tcp},   {"rounds_over_shm", rounds_over_shm},
+      {"rounds_over_tcp", rounds_over_tcp},
   };
   return all;
 }

@@ -6,58 +6,72 @@
 
 namespace moolink::runtime {
 
+struct LoanReturns::Loan {
+  Loan(Buffer of, std::shared_ptr<LoanReturns> to, const Ended& loan)
+      : bytes(std::move(of)), returns(std::move(to)), ended{loan} {
+    returned = io::Loop::prepare([peer = returns->peer_]() MOOLINK_LOCKED {
+      if (const auto alive = peer.lock()) alive->return_loans();
+    });
+  }
+  ~Loan() {
+    bytes = {};  // unmapped first
+    returns->end(*this);
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  Buffer bytes;
+  std::shared_ptr<LoanReturns> returns;
+  std::list<Ended> ended;
+  io::Loop::Prepared returned;
+};
+
 Buffer LoanReturns::borrow(Buffer bytes, const Ended& loan) {
   const std::byte* data = bytes.data();
   const std::size_t size = bytes.size();
-  auto end = [bytes = std::move(bytes), returns = shared_from_this(), loan](const void*) mutable {
-    const Buffer unmapped = std::move(bytes);  // weak references keep the deleter, not the bytes
-    returns->end(loan);
-  };
-  return {std::shared_ptr<const void>(data, std::move(end)), data, size};
+  const auto held = std::make_shared<Loan>(std::move(bytes), shared_from_this(), loan);
+  return {std::shared_ptr<const void>(held, data), data, size};
 }
 
-void LoanReturns::end(const Ended& loan) {
+void LoanReturns::end(Loan& loan) noexcept {
   const auto peer = peer_.lock();
   // A forked child has no part in its parent's loans, and no thread owns its locks.
   if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
   {
     const std::lock_guard guard(mutex_);
-    ended_.push_back(loan);
+    ended_.splice(ended_.end(), loan.ended);
     if (ended_.size() > 1) return;  // those that end before the loop looks are sent together
   }
-  peer->context()->engine().loop().post([peer]() MOOLINK_LOCKED { peer->return_loans(); });
+  peer->context()->engine().loop().post(std::move(loan.returned));
 }
 
-std::vector<LoanReturns::Ended> LoanReturns::take() {
+std::list<LoanReturns::Ended> LoanReturns::take() {
   const std::lock_guard guard(mutex_);
   return std::exchange(ended_, {});
 }
 
 namespace {
 
-// Not a deleter: shared_ptr also calls that if it has no memory, and the caller gets an exception.
 class Release {
  public:
   Release(std::shared_ptr<Context> context, std::shared_ptr<Future> future, Task task)
-      : context_(std::move(context)), future_(std::move(future)), task_(std::move(task)) {}
+      : context_(std::move(context)),
+        release_(io::Loop::prepare([context = context_, future = std::move(future),
+                                    task = std::move(task)]() MOOLINK_LOCKED mutable {
+          if (future != nullptr) future->complete(wire::Payload{});
+          if (task) context->workers().submit(std::move(task));
+        })) {}
   Release(const Release&) = delete;
   Release& operator=(const Release&) = delete;
 
   ~Release() {
-    if (context_->abandoned()) return;
     // Through the loop: the engine's lock may be held here, or not.
-    io::Loop& loop = context_->engine().loop();
-    loop.post([context = std::move(context_), future = std::move(future_),
-               task = std::move(task_)]() MOOLINK_LOCKED mutable {
-      if (future != nullptr) future->complete(wire::Payload{});
-      if (task) context->workers().submit(std::move(task));
-    });
+    if (!context_->abandoned()) context_->engine().loop().post(std::move(release_));
   }
 
  private:
   std::shared_ptr<Context> context_;
-  std::shared_ptr<Future> future_;
-  Task task_;
+  io::Loop::Prepared release_;
 };
 
 }  // namespace

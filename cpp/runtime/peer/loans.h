@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "base/buffer.h"
 #include "base/uid.h"
@@ -15,7 +15,7 @@ namespace moolink::runtime {
 class RpcPeer;
 
 // Borrowed buffers that this process has released, on their way to the lenders. Loans end on any
-// thread, with or without the GIL or the engine's lock.
+// thread, with or without the GIL or the engine's lock, and their ends do not allocate.
 class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
  public:
   struct Ended {
@@ -28,14 +28,16 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
 
   // The same bytes; the loan ends with the last copy of the buffer.
   Buffer borrow(Buffer bytes, const Ended& loan);
-  std::vector<Ended> take();
+  std::list<Ended> take();
 
  private:
-  void end(const Ended& loan);
+  // What the end of a loan needs, made in advance.
+  struct Loan;
+  void end(Loan& loan) noexcept;
 
   const std::weak_ptr<RpcPeer> peer_;
   std::mutex mutex_;
-  std::vector<Ended> ended_;
+  std::list<Ended> ended_;
 };
 
 // Completes the future, and runs the task on a worker, when the last copy of the pointer is gone:

@@ -16,19 +16,32 @@ namespace moolink::runtime {
 namespace {
 
 // The handlers that run on this thread, the innermost first.
-struct Frame {
-  const RpcPeer* peer;
-  const void* function;
-  const Frame* outer;
-};
-thread_local const Frame* innermost = nullptr;
-
-bool in_handler_of_function(const void* function) {
-  for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer) {
-    if (frame->function == function) return true;
+class Frame {
+ public:
+  Frame(const RpcPeer& peer, const void* function) : peer_(peer), function_(function) {
+    innermost = this;
   }
-  return false;
-}
+  ~Frame() { innermost = outer_; }
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+  static bool innermost_is_of(const RpcPeer& peer) {
+    return innermost != nullptr && &innermost->peer_ == &peer;
+  }
+  static bool any_is_of(const void* function) {
+    for (const Frame* frame = innermost; frame != nullptr; frame = frame->outer_) {
+      if (frame->function_ == function) return true;
+    }
+    return false;
+  }
+
+ private:
+  inline static thread_local const Frame* innermost = nullptr;
+
+  const RpcPeer& peer_;
+  const void* const function_;
+  const Frame* const outer_ = innermost;
+};
 
 crypto::Digest random_seed() {
   const std::array words{entropy64(), entropy64(), entropy64(), entropy64()};
@@ -64,7 +77,7 @@ std::string with_scheme(const std::string& address) {
 
 }  // namespace
 
-bool RpcPeer::runs_handler_here() const { return innermost != nullptr && innermost->peer == this; }
+bool RpcPeer::runs_handler_here() const { return Frame::innermost_is_of(*this); }
 
 // --- life
 
@@ -265,7 +278,7 @@ bool RpcPeer::undefine(const std::string& function, const Engine::Interrupt& int
   functions_.erase(found);
   node_.undefine(function);
   operation_done();
-  if (entry->running == 0 || in_handler_of_function(entry.get())) return true;
+  if (entry->running == 0 || Frame::any_is_of(entry.get())) return true;
   Waiter drained;
   drained.what = "undefine(): handlers that run";
   const Listed listed(entry->drained, drained);
@@ -303,9 +316,8 @@ void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
 // On a worker.
 void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
   const std::shared_ptr<Responder> responder = incoming.responder;
-  const Frame frame{this, function.get(), innermost};
-  innermost = &frame;
   try {
+    const Frame frame(*this, function.get());
     const Time now = io::now();
     responder->begin(now, Engine::this_thread());
     if (now >= incoming.deadline) {
@@ -328,7 +340,6 @@ void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) 
     };
     guard(fail, [](const Error&) {});  // it replies when it is dropped
   }
-  innermost = frame.outer;
   const Engine::Lock lock = context_->lock();
   if (const auto handling = running_.find(responder->key()); handling != running_.end()) {
     handling->second.returned = true;

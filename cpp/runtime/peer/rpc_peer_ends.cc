@@ -1,6 +1,7 @@
 // The ends of actions of the Node that failed, and of the peer.
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/barrier.h"
@@ -80,12 +81,13 @@ void RpcPeer::close() {
 template <class Begin>
 void RpcPeer::await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
                     const Begin& begin) {
-  Waiter waits;
-  waits.what = what;
-  waiter = &waits;
+  std::optional<Waiter> waits;
   const auto wait = [&]() MOOLINK_LOCKED {
+    waits.emplace();
+    waits->what = what;
+    waiter = &*waits;
     begin();
-    context_->wait(lock, waits, io::now() + within, {});
+    context_->wait(lock, *waits, io::now() + within, {});
   };
   guard(wait, [](const Error&) {});
   waiter = nullptr;

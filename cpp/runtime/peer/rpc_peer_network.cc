@@ -385,6 +385,30 @@ bool RpcPeer::reads_device(const rpc::Receiver& receiver, int device) {
   return connection != nullptr && connection->reads_device(device);
 }
 
+// Keeps the memory mapped, and releases the grant that no message has named.
+struct RpcPeer::HeldGrant : wire::StandingGrant {
+  HeldGrant(const std::weak_ptr<RpcPeer>& peer, MutableBuffer memory,
+            const wire::StandingGrant& standing)
+      : wire::StandingGrant(standing),
+        owner(peer),
+        mapped(std::move(memory)),
+        release(io::Loop::prepare([peer, id = connection, number = grant]() MOOLINK_LOCKED {
+          if (const auto alive = peer.lock()) alive->release(id, number);
+        })) {}
+  // Runs on any thread, and in a forked child, which must not release its parent's grants.
+  ~HeldGrant() {
+    const auto peer = named ? nullptr : owner.lock();
+    if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+    peer->context()->engine().loop().post(std::move(release));
+  }
+  HeldGrant(const HeldGrant&) = delete;
+  HeldGrant& operator=(const HeldGrant&) = delete;
+
+  std::weak_ptr<RpcPeer> owner;
+  MutableBuffer mapped;
+  io::Loop::Prepared release;
+};
+
 std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::size_t bytes) {
   const Engine::Lock lock = context_->lock();
   session::Session* session = node_.session_with(receiver);
@@ -397,17 +421,9 @@ std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::s
     const MutableBuffer memory = connection->grant_memory(standing->place);
     if (memory.empty()) return std::nullopt;  // the connection is ending
     stats_.paths[static_cast<std::size_t>(connection->path())].bytes_written += bytes;
-    // Runs on any thread, and in a forked child, which must not release its parent's grants. Keeps
-    // the memory mapped.
-    const auto release = [owner = weak_from_this(), mapped = memory](wire::StandingGrant* grant) {
-      const std::unique_ptr<wire::StandingGrant> held(grant);
-      const auto peer = held->named ? nullptr : owner.lock();
-      if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
-      peer->context()->engine().loop().post([peer, id = held->connection, number = held->grant]()
-                                                MOOLINK_LOCKED { peer->release(id, number); });
-    };
-    const std::shared_ptr<wire::StandingGrant> held(
-        new wire::StandingGrant{standing->connection, standing->place.grant}, release);
+    const wire::StandingGrant grant{standing->connection, standing->place.grant};
+    const std::shared_ptr<wire::StandingGrant> held =
+        std::make_shared<HeldGrant>(weak_from_this(), memory, grant);
     return PlacedMemory{{held, memory.data(), bytes}, held};
   } catch (...) {
     refuse_path(standing->connection, current_error());
