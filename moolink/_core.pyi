@@ -83,6 +83,37 @@ def copy_to_device(array: object, address: int, device: int) -> None:
 def cuda_info() -> moolink.reports.CudaInfo:
     """Returns counts of this process's copies from and to CUDA devices."""
 
+class Lock:
+    """
+    As threading.RLock, but that a thread that holds one collects no garbage: no destructor of the program's can run there and wait for the lock, or for a thread that does. Use it with threading.Condition, too.
+    """
+
+    def __init__(self) -> None: ...
+    def acquire(self, blocking: bool = True, timeout: float = -1.0) -> bool:
+        """
+        Returns whether the lock is held now; `timeout` in seconds, negative for none.
+        """
+
+    def release(self) -> None:
+        """Takes back one acquire()."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+        /,
+    ) -> None: ...
+    def drop_later(self, object: object | None) -> None:
+        """
+        Keeps an object, of which this may be the last reference, until this thread holds no Lock any more.
+        """
+
+    def _is_owned(self) -> bool: ...
+    def _release_save(self) -> int: ...
+    def _acquire_restore(self, depth: int) -> None: ...
+
 def host_key() -> str:
     """
     Returns a text that is the same in all processes that can reach this one over shared memory.

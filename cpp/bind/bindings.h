@@ -78,6 +78,7 @@ void def_context_manager(Class& bound) {
 void bind_errors(nb::module_& m);
 void bind_values(nb::module_& m);
 void bind_device(nb::module_& m);
+void bind_collector(nb::module_& m);
 void bind_context(nb::module_& m);
 void bind_lending(nb::module_& m);
 void bind_future(nb::module_& m);

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/uid.h"
 #include "bind/bindings.h"
+#include "bind/collector.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
@@ -33,6 +35,8 @@ void log_to_python(LogLevel level, std::string_view message) {
   }
 }
 
+constexpr milliseconds kCollectorWaits{50};
+constexpr seconds kLongestClose{5};
 constexpr double kLongestTimeout = 1e9;  // seconds; more means for ever
 
 // A worker keeps one thread state for life: making one for each batch would cost a microsecond.
@@ -73,6 +77,7 @@ class Gil final : public runtime::Interpreter {
 struct Defaults {
   std::shared_ptr<runtime::Context> context;
   std::vector<std::weak_ptr<runtime::RpcPeer>> peers;
+  std::vector<std::shared_future<void>> closing;  // peers that workers close
   std::size_t workers = 0;
   bool shut_down = false;
 };
@@ -91,11 +96,14 @@ void shut_down() {
   state.shut_down = true;
   const auto context = std::exchange(state.context, nullptr);
   const auto peers = std::exchange(state.peers, {});
+  const auto closing = std::exchange(state.closing, {});
+  leave_collector();
   {
     const GilRelease unlocked;
     for (const auto& weak : peers) {
       if (const auto peer = weak.lock()) peer->close();
     }
+    for (const auto& closed : closing) closed.wait_for(kLongestClose);
     if (context != nullptr && !context->abandoned()) context->stop();
   }
   release_dropped();
@@ -195,6 +203,26 @@ void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer) {
   auto& peers = defaults().peers;
   std::erase_if(peers, [](const auto& weak) { return weak.expired(); });
   peers.push_back(peer);
+}
+
+void close_soon(const std::shared_ptr<runtime::RpcPeer>& peer) {
+  if (exiting || peer->closed() || peer->context()->abandoned()) return peer->close();
+  const auto promise = std::make_shared<std::promise<void>>();
+  const std::shared_future<void> closed = promise->get_future().share();
+  auto& closing = defaults().closing;
+  std::erase_if(closing, [](const auto& one) {
+    return one.wait_for(milliseconds(0)) == std::future_status::ready;
+  });
+  closing.push_back(closed);
+  const GilRelease unlocked;
+  {
+    const auto lock = peer->context()->lock();
+    peer->context()->workers().submit([peer, promise] {
+      without_gil([&] { peer->close(); });
+      promise->set_value();
+    });
+  }
+  closed.wait_for(kCollectorWaits);
 }
 
 runtime::Engine::Interrupt signal_check() {

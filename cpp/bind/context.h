@@ -26,6 +26,8 @@ bool is_shut_down();
 void log_info(std::string text);
 // Closed at the interpreter's exit unless the user closes it.
 void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer);
+// Closes it on a worker if that takes more than a moment; the interpreter's exit waits for it.
+void close_soon(const std::shared_ptr<runtime::RpcPeer>& peer);
 
 // A waiting thread calls it about every 50 ms: on the main thread it runs Python's signal handlers,
 // whose exceptions (KeyboardInterrupt) end the wait.

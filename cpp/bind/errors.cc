@@ -89,6 +89,10 @@ nb::object to_exception(const Error& error, const std::shared_ptr<const std::str
   return exception;
 }
 
+nb::object copied(nb::handle exception) {
+  return nb::module_::import_("moolink.internal.exceptions").attr("copied")(exception);
+}
+
 void set_raised(nb::handle exception) { PyErr_SetObject(exception.type().ptr(), exception.ptr()); }
 
 // Every moolink::Exception that reaches Python becomes such an object.

@@ -53,6 +53,10 @@ Error remote_failure(const std::string& function, std::string message, std::stri
 nb::object to_exception(const Error& error,
                         const std::shared_ptr<const std::string>& detail = nullptr);
 
+// A copy without tracebacks of an exception that is kept to be raised again; see
+// moolink/internal/exceptions.py.
+nb::object copied(nb::handle exception);
+
 // Makes it the thread's error, as `raise` does; the caller throws or returns that there is one.
 void set_raised(nb::handle exception);
 

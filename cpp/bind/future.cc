@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdio>
+#include <map>
 #include <utility>
 
 #include "bind/bindings.h"
@@ -28,6 +29,56 @@ void add_done_callback(nb::handle self, nb::callable callback) {
     call_back(function.borrow(), self.get());
   });
 }
+
+// The threads that wait for others to decode a future's value, and those; guarded by the GIL.
+std::map<std::thread::id, std::thread::id>& waiting_for_decoders() {
+  static auto* const waiting = new std::map<std::thread::id, std::thread::id>;
+  return *waiting;
+}
+
+class WaitingForDecoder {
+ public:
+  explicit WaitingForDecoder(std::thread::id decoder) {
+    waiting_for_decoders()[std::this_thread::get_id()] = decoder;
+  }
+  ~WaitingForDecoder() { waiting_for_decoders().erase(std::this_thread::get_id()); }
+  WaitingForDecoder(const WaitingForDecoder&) = delete;
+  WaitingForDecoder& operator=(const WaitingForDecoder&) = delete;
+};
+
+// Whether `decoder` is `thread`, or waits, maybe by way of others, for what `thread` decodes.
+bool decodes_for(std::thread::id decoder, std::thread::id thread) {
+  const auto& waiting = waiting_for_decoders();
+  while (decoder != thread) {
+    const auto next = waiting.find(decoder);
+    if (next == waiting.end()) return false;
+    decoder = next->second;
+  }
+  return true;
+}
+
+// This thread decodes; at the end, those that wait for it look again.
+class DecodingScope {
+ public:
+  DecodingScope(std::optional<std::thread::id>& decoder, std::shared_ptr<runtime::Future>& ended)
+      : decoder_(decoder), ended_(ended) {
+    decoder_ = std::this_thread::get_id();
+  }
+  ~DecodingScope() {
+    decoder_.reset();
+    const auto ended = std::exchange(ended_, nullptr);
+    if (ended == nullptr || ended->of_parent()) return;
+    await_engine(ended->context());
+    const runtime::Engine::Lock lock = ended->context().lock();
+    ended->complete(wire::Payload{});
+  }
+  DecodingScope(const DecodingScope&) = delete;
+  DecodingScope& operator=(const DecodingScope&) = delete;
+
+ private:
+  std::optional<std::thread::id>& decoder_;
+  std::shared_ptr<runtime::Future>& ended_;
+};
 
 nb::object await(nb::handle self) {
   return nb::module_::import_("moolink.rpc.asyncio_bridge").attr("wait_for")(self);
@@ -65,48 +116,76 @@ nb::any PyFuture::result(std::optional<double> timeout) {
 }
 
 nb::object PyFuture::value() {
-  decode();
-  if (exception_.is_valid()) raise(exception_);
+  const nb::object raised = error();
+  if (raised.is_valid()) raise(raised);
   return value_;
 }
 
 nb::object PyFuture::exception() {
   if (!future_->done()) return nb::none();
-  decode();
-  return exception_.is_valid() ? exception_ : nb::none();
+  nb::object made = error();
+  return made.is_valid() ? made : nb::none();
 }
 
-void PyFuture::decode() {
-  if (decoded_) return;
-  const bool in_child = future_->of_parent();
-  std::unique_lock lock(decoding_, std::try_to_lock);
-  if (!lock) {
-    if (in_child && !decoding_in_child_) {
-      throw Exception(ErrorCode::closed, "this process was forked while another thread read the " +
-                                             subject_.text() + ": read it before the fork");
-    }
-    const GilRelease unlocked;
-    lock.lock();
-  }
-  decoding_in_child_ = in_child;
-  if (!decoded_) decode_once();
-  decoded_ = true;
-}
-
-void PyFuture::decode_once() {
+// A new exception for each reader: the one that a reader raises refers to its frames, and they may
+// refer to this. Invalid: there is a value.
+nb::object PyFuture::error() {
   if (const Error* error = std::get_if<Error>(&future_->outcome())) {
-    exception_ = to_exception(*error, future_->detail());
-    return;
+    return to_exception(*error, future_->detail());
   }
+  nb::object raised = decode();
+  if (!raised.is_valid() && failure_.is_valid()) raised = copied(failure_);
+  return raised;
+}
+
+// Returns the exception, with its traceback, if this call decoded the value and failed.
+nb::object PyFuture::decode() {
+  while (!decoded_) {
+    if (!decoder_) return decode_once();
+    wait_for_decoder();
+  }
+  return {};
+}
+
+nb::object PyFuture::decode_once() {
+  const DecodingScope scope(decoder_, decoding_ended_);
+  decoding_in_child_ = future_->of_parent();
+  nb::object raised;
   try {
     value_ = (*decode_)(std::get<wire::Payload>(future_->outcome()));
   } catch (const Exception& e) {
-    exception_ = to_exception(e.error());
+    raised = to_exception(e.error());
   } catch (nb::python_error& e) {
-    exception_ = nb::borrow(e.value());
+    if (!e.matches(PyExc_Exception)) throw;  // Ctrl-C, for one, is no outcome of the decoding
+    raised = nb::borrow(e.value());
   } catch (const std::exception& e) {
-    exception_ = nb::handle(PyExc_RuntimeError)(e.what());
+    raised = nb::handle(PyExc_RuntimeError)(e.what());
   }
+  if (raised.is_valid()) failure_ = copied(raised);
+  decoded_ = true;
+  return raised;
+}
+
+void PyFuture::wait_for_decoder() {
+  if (decodes_for(*decoder_, std::this_thread::get_id())) {
+    throw Exception(ErrorCode::error,
+                    "the value of the " + subject_.text() +
+                        " is being decoded, and its decoding asks for this value: a from_state "
+                        "function must not read the future that it decodes, nor one whose decoding "
+                        "waits for it");
+  }
+  if (future_->of_parent() && !decoding_in_child_) {
+    throw Exception(ErrorCode::closed, "this process was forked while another thread read the " +
+                                           subject_.text() + ": read it before the fork");
+  }
+  if (decoding_ended_ == nullptr) {
+    decoding_ended_ = std::make_shared<runtime::Future>(default_context());
+  }
+  const WaitingForDecoder waiting(*decoder_);
+  const auto ended = decoding_ended_;
+  wait_unlocked(std::nullopt, [&](Time deadline, const auto& interrupt) {
+    return ended->wait(deadline, interrupt);
+  });
 }
 
 std::string PyFuture::repr() const {
@@ -140,13 +219,13 @@ nb::object PyFuture::released() {
 
 int PyFuture::traverse(visitproc visit, void* arg) const {
   Py_VISIT(value_.ptr());
-  Py_VISIT(exception_.ptr());
+  Py_VISIT(failure_.ptr());
   return 0;
 }
 
 void PyFuture::clear() {
   value_.reset();
-  exception_.reset();
+  failure_.reset();
 }
 
 void bind_future(nb::module_& m) {

@@ -4,9 +4,9 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "bind/reference.h"
 #include "runtime/engine/future.h"
@@ -52,25 +52,29 @@ class PyFuture {
 
   const std::shared_ptr<runtime::Future>& future() const { return future_; }
   runtime::Awaitable& awaitable() const { return *future_; }
-  // The value or exception of a future that is done; decoded once.
+  // The value of a future that is done, decoded once; or raises its error.
   nb::object value();
 
   int traverse(visitproc visit, void* arg) const;
   void clear();
 
  private:
-  void decode();
-  void decode_once();
+  nb::object error();
+  nb::object decode();
+  nb::object decode_once();
+  void wait_for_decoder();
 
   std::shared_ptr<runtime::Future> future_;
   std::shared_ptr<const Decode> decode_;
   Subject subject_;
   std::shared_ptr<runtime::Future> released_;
-  std::mutex decoding_;             // taken without the GIL, which decoding may release
-  bool decoding_in_child_ = false;  // the lock's holder is a process forked from the call's
+  // The GIL guards what follows; decoding may release it.
+  std::optional<std::thread::id> decoder_;  // the thread that decodes the value now
+  bool decoding_in_child_ = false;          // that thread is of a process forked from the call's
+  std::shared_ptr<runtime::Future> decoding_ended_;  // null: no other thread waits for it
   bool decoded_ = false;
   nb::object value_;
-  nb::object exception_;
+  nb::object failure_;  // of decoding; its copies are raised (moolink.internal.exceptions)
 };
 
 }  // namespace moolink::bind

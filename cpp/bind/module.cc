@@ -12,6 +12,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   moolink::bind::bind_errors(m);
   moolink::bind::bind_values(m);
   moolink::bind::bind_device(m);
+  moolink::bind::bind_collector(m);
   moolink::bind::bind_context(m);
   moolink::bind::bind_lending(m);
   moolink::bind::bind_future(m);

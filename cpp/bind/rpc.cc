@@ -10,7 +10,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/barrier.h"
 #include "bind/bindings.h"
+#include "bind/collector.h"
 #include "bind/context.h"
 #include "bind/describe.h"
 #include "bind/device.h"
@@ -128,6 +130,17 @@ void PyRpc::close() {
     peer_->close();
   }
   release_dropped();
+}
+
+// close() may take seconds, which the collector must not wait for: no other thread collects then.
+PyRpc::~PyRpc() {
+  const bool handed_over =
+      in_collection() && guard([this] { close_soon(peer_); }, [](const Error&) {});
+  if (handed_over) {
+    release_dropped();
+  } else {
+    close();
+  }
 }
 
 void PyRpc::set_timeout(double seconds) {

@@ -31,7 +31,7 @@ class PyRpc {
   PyRpc(std::optional<std::string> name, std::string_view arrays, std::string_view device,
         bool allow_pickle, std::optional<std::vector<std::string>> transports, double timeout,
         const std::vector<PyKey>& keys, std::string key_origin);
-  ~PyRpc() { close(); }
+  ~PyRpc();
   PyRpc(const PyRpc&) = delete;
   PyRpc& operator=(const PyRpc&) = delete;
 

@@ -8,13 +8,12 @@ delays no other, and when the leader dies the question goes to the next one.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink._core import AccumulatorCore, Future, RpcDeferredReturn
+from moolink._core import AccumulatorCore, Future, Lock, RpcDeferredReturn
 from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error
 from moolink.group import Group
@@ -71,7 +70,7 @@ class ParameterSync:
         self._began_under = ""  # the leader when the round that is being applied was shown
         self._question: tuple[int, Future] | None = None  # for a version
         self._closed = False
-        self._lock = threading.Lock()  # of the attributes that workers use:
+        self._lock = Lock()  # of the attributes that workers use:
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         self._record: tuple[int, list[Any]] | None = None
         self._idle_versions = IDLE_VERSIONS
@@ -182,7 +181,7 @@ class ParameterSync:
         return exact is True and not self.awaits
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def end(self) -> None:
         """This member's loop ends, and with it the looks that answer questions. Until the next look

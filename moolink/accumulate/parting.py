@@ -7,13 +7,12 @@ it has both, and the leader, which serves them, when every other member has said
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moolink._core import AccumulatorCore, Future, RpcDeferredReturn
+from moolink._core import AccumulatorCore, Future, Lock, RpcDeferredReturn
 from moolink.accumulate import run_record
 from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error, NoSuchFunction, StateError
@@ -40,7 +39,7 @@ class Parting:
         self._name = name
         self._has_begun = False
         self._function = f"moolink.parting:{group.name()}:{name}"
-        self._lock = threading.Lock()  # of the attributes that workers use:
+        self._lock = Lock()  # of the attributes that workers use:
         self._ended = -1  # the last version at which this member was ready to leave
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
         # The leader waits for an observer only if its loop is known to have an end.
@@ -52,7 +51,7 @@ class Parting:
         self._undefine = define_owned(group, self._function, weakref.WeakMethod(self._answer))
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def begin(self, core: AccumulatorCore) -> None:
         """Checks once, when this peer first has the group's model, that it does not start a job

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from moolink import metrics
+from moolink._core import Lock
 from moolink.dashboard.job import Job
 from moolink.errors import Closed, Error
 from moolink.internal import logs
@@ -29,7 +30,7 @@ class Poller:
     def __init__(self, broker: Broker, on_turn: Callable[[], None]) -> None:
         """`on_turn` is called after each turn."""
         self._on_turn = on_turn
-        self._lock = threading.Lock()  # guards the job
+        self._lock = Lock()  # guards the job
         self._job = Job(time.time())
         self._broker = broker
         self._rpc = broker.rpc

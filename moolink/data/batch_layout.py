@@ -64,7 +64,8 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def take(self, rows: int | None = None) -> Nest:
-        """Returns this node's part of the batch, or of its first ``rows`` rows."""
+        """Returns this node's part of the batch, or of its first ``rows`` rows. Only arrays can be
+        written after that, before the next `allocate`."""
 
     @abc.abstractmethod
     def rows(self, item: Nest) -> list[tuple[str, int]]:
@@ -239,9 +240,11 @@ class _ValueLeaf(Node):
         self._values[start:stop] = [None] * (stop - start)
 
     def take(self, rows: int | None = None) -> Nest:
+        # Handed over: the values' destructors run when their taker drops them.
+        values, self._values = self._values, []
         if self._shown == "first":
-            return self._values[0]
-        values = self._values if rows is None else self._values[:rows]
+            return values[0]
+        values = values if rows is None else values[:rows]
         return tuple(values) if self._shown == "tuple" else values
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:

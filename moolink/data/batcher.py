@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import threading
 from collections.abc import Generator
 from typing import Any
 
-from moolink._core import BatchRows, LentSlot
+from moolink._core import BatchRows, LentSlot, Lock
 from moolink.data import batch_layout
 from moolink.data.batch_layout import Mode, Nest, Node, Values
 from moolink.errors import Closed, QueueFull, TimeoutError
@@ -16,6 +15,7 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.locks import condition
 
 _COPYING = 0.001  # seconds between two looks at a producer that copies
 
@@ -66,9 +66,9 @@ class Batcher(Closing):
 
     def _make_locks(self) -> None:
         # Producers hold this one for a whole item; it guards the batch being filled. See _enter.
-        self._filling = threading.Lock()
+        self._filling = Lock()
         # Never held while copying.
-        self._changed = threading.Condition()
+        self._changed = condition()
 
     def _forked(self) -> None:
         self._make_locks()
@@ -171,6 +171,11 @@ class Batcher(Closing):
     def _enter(self, deadline: float | None) -> None:
         """Takes _filling. Another producer holds it for a moment while it copies, but longer while
         it waits for room: then this one waits until its own deadline at most."""
+        if self._filling._is_owned():
+            raise RuntimeError(
+                "this thread is adding an item to the batcher already: the conversion of an item "
+                "to arrays, and a signal handler, must not add another one"
+            )
         if self._filling.acquire(blocking=False):
             return
         while True:
@@ -205,6 +210,7 @@ class Batcher(Closing):
                 self._rows = BatchRows(self._layout.take())
             except ValueError:  # it has other leaves, as all batches will
                 self._plain = False
+                self._layout.allocate()  # take() has handed it over
 
     def _wait_for_room(self, finished: int, deadline: float | None) -> None:
         """Waits until `finished` more batches may be put beside those that wait."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Generator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from moolink._core import EpisodeCounts
+from moolink._core import EpisodeCounts, Lock
 from moolink.data.warm_memory import WarmMemory
 from moolink.env_pool.actions import ActionWriter
 from moolink.env_pool.memory import Array
@@ -112,7 +111,7 @@ class EnvStepper:
         self._batch = batch
         self._options = options
         self._requests = Requests(supervisor, batch)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._pending = 0  # The step whose outputs have not been taken, 0 if none.
         memory, rows = supervisor.memory, self._requests.rows
         part = slice(rows.start, rows.stop)
@@ -139,7 +138,7 @@ class EnvStepper:
         forks.changes_in_children(self)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def step(self, action: Any) -> EnvStepperFuture:
         """Has each environment take its action; see `EnvPool.step`."""

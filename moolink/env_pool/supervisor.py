@@ -11,10 +11,10 @@ import pickle
 import select
 import socket
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from moolink._core import Lock
 from moolink.env_pool import channel, starting
 from moolink.env_pool.board import Command
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
@@ -61,7 +61,7 @@ class Supervisor:
         self._options = options
         self._owner = os.getpid()
         self._in_child = False
-        self.lock = threading.RLock()
+        self.lock = Lock()
         forks.changes_in_children(self)
         self._failure: dict[str, Any] | None = None
         self._closed = False
@@ -110,7 +110,7 @@ class Supervisor:
         sources.add(self)
 
     def _forked(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self._in_child = True
 
     def _wait_until_made(self) -> None:

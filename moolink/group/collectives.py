@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import Future, GroupCore, call_later
+from moolink._core import Future, GroupCore, Lock, call_later
 from moolink.data.trees import Leaf, Structure, flatten, layout, overlap, unflatten
 from moolink.errors import CancelledError, Error
 from moolink.internal import deadlines
@@ -31,8 +30,8 @@ class GroupFuture:
     def __init__(self, futures: list[Future], finish: Callable[[list[Any]], Any]) -> None:
         self._futures = futures
         self._finish = finish
-        self._lock = threading.Lock()
-        self._finished = False
+        self._lock = Lock()
+        self._finished = self._finishing = False
         self._watched = len(futures) == 1
         self._value: Any = None
 
@@ -41,8 +40,14 @@ class GroupFuture:
 
     def _take(self, results: list[Any]) -> Any:
         with self._lock:
+            if self._finishing:
+                raise Error(f"the result of {self!r} is being made, and its making asks for it")
             if not self._finished:
-                self._value = self._finish(results)
+                self._finishing = True
+                try:
+                    self._value = self._finish(results)
+                finally:
+                    self._finishing = False
                 self._finished = True
         return self._value
 

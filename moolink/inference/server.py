@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import Lock
 from moolink.data.frameworks import as_numpy
 from moolink.errors import TimeoutError
 from moolink.inference import names
@@ -155,7 +155,7 @@ class InferenceServer(Closing):
         return f"<moolink.InferenceServer of {self._name!r}, {len(self._clients)} clients>"
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _infer(
         self,

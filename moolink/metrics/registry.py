@@ -6,10 +6,10 @@ import abc
 import bisect
 import itertools
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, SupportsFloat, TypeVar
 
+from moolink._core import Lock
 from moolink.internal import forks
 from moolink.metrics.family import (
     Family,
@@ -199,7 +199,7 @@ class Registry:
 
     def _forked(self) -> None:
         # A signal handler or a finalizer may also count while its thread holds the lock.
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
 
 def _bounds(given: Sequence[float]) -> tuple[float, ...]:

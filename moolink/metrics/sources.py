@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from moolink._core import Lock
 from moolink.errors import Closed
 from moolink.internal import forks
 from moolink.metrics.family import Family, HistogramValue, Sample
@@ -83,7 +83,7 @@ class Sources:
     def _forked(self) -> None:
         # The collector may run in a thread that holds the lock, and close an object, which locks
         # again.
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
 
 def _read(source: Source) -> list[Value]:

@@ -20,6 +20,7 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from moolink._core import Lock
 from moolink.internal.addresses import with_port
 from moolink.launch.description import Job, Role
 from moolink.launch.host import HostWatcher, LocalHost, Task
@@ -61,7 +62,7 @@ class Inbox:
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]
         self._calls = queue.SimpleQueue()
         self._read_fd, self._write_fd = os.pipe()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._loop = loop
         loop.watch(self._read_fd, READ, self._take)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from ray.experimental.rdt.tensor_transport_manager import (
     TensorTransportMetadata,
 )
 
+from moolink._core import Lock
 from moolink.errors import StateError, TimeoutError
 from moolink.rpc import Rpc
 
@@ -62,7 +62,7 @@ class TensorTransport(TensorTransportManager):  # type: ignore[misc]
     """Ray makes one in each process: see :func:`register`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._rpc: Rpc | None = None
         self._address = ""
         self._known: set[str] = set()

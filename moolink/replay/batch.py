@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import Lock
 from moolink.errors import Closed
 from moolink.internal.closing import Closing
+from moolink.internal.exceptions import copied
 from moolink.internal.integers import integer_of
+from moolink.internal.locks import condition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Batches(Closing):
     def __init__(self, sample: Callable[[Callable[[], bool]], Batch | None], prefetch: int) -> None:
         self._stopped = threading.Event()
         size = integer_of(prefetch, "prefetch", least=1)
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(size)
+        self._ready: queue.Queue[Batch | BaseException] = _Ready(size)
         self._failed: BaseException | None = None
         self._thread = threading.Thread(
             target=_fill, args=(sample, self._ready, self._stopped), name="moolink-replay"
@@ -71,15 +74,18 @@ class Batches(Closing):
 
     def __next__(self) -> Batch:
         if self._failed is not None:
-            raise self._failed
+            raise copied(self._failed)
         if self._stopped.is_set():
             raise Closed("the batches were closed")
         ready = self._ready.get()
-        if isinstance(ready, BaseException):
-            self._failed = ready
-            self._ready.put(ready)  # for other waiters; nothing else comes after it
+        if not isinstance(ready, BaseException):
+            return ready
+        self._failed = copied(ready)
+        self._ready.put(self._failed)  # for other waiters; nothing else comes after it
+        try:
             raise ready
-        return ready
+        finally:
+            del ready  # it refers to this frame
 
     def close(self) -> None:
         """Ends the thread that samples."""
@@ -94,6 +100,18 @@ class Batches(Closing):
 
     def __del__(self) -> None:
         self._stopped.set()
+
+
+class _Ready(queue.Queue[Any]):
+    """A queue whose lock is the library's: destructors may call it."""
+
+    def __init__(self, maxsize: int) -> None:
+        super().__init__(maxsize)
+        mutex = Lock()
+        self.mutex = mutex  # type: ignore[assignment]
+        self.not_empty = condition(mutex)
+        self.not_full = condition(mutex)
+        self.all_tasks_done = condition(mutex)
 
 
 def _fill(
@@ -115,4 +133,5 @@ def _fill(
             except queue.Full:
                 continue
         if isinstance(batch, BaseException):
+            del batch  # it refers to this frame
             return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import Lock
 from moolink.data import skeletons
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
@@ -93,7 +93,7 @@ class ReplayServer(Closing):
         return f"<moolink.ReplayServer {self._name!r} of {tables}>"
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _describe(self) -> list[dict[str, Any]]:
         return [table.describe() for table in self._replay.tables()]
@@ -215,7 +215,7 @@ class _RemoteWriter:
         self._tables = tables
         self._steps: LocalSteps | None = None
         self._columns: dict[int, int] = {}  # the store's by the client's
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def write(
         self,

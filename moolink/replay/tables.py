@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moolink._core import ReplayCore
+from moolink._core import Lock, ReplayCore
 from moolink.data import skeletons
 from moolink.data.skeletons import Skeleton
 from moolink.errors import QueueFull, TimeoutError
@@ -54,7 +53,7 @@ class Tables:
         forks.changes_in_children(self)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def layouts(self) -> list[Layout]:

@@ -14,8 +14,10 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from moolink._core import Lock
 from moolink.errors import CancelledError, Error
 from moolink.internal import deadlines, forks
+from moolink.internal.locks import condition
 from moolink.rpc.batch_replies import Return
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class AsyncHandler:
         self._function = function
         self._replies = replies
         self._loop = handlers_loop()
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._started: set[_Started] = set()  # not ended
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
         self._loop_over = False
@@ -243,7 +245,7 @@ class _Background:
     """An event loop on a thread of its own, made at first use, ended at exit."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._selector: selectors.BaseSelector | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from moolink._core import Lock
 from moolink.data import batch_layout
 from moolink.data.batch_layout import Mode, Nest, Node, is_array
 from moolink.rpc.batch_replies import BatchReturn, BatchRules, Return
@@ -122,7 +122,7 @@ class Stacker:
     """Makes batches of calls; the caller holds ``lock``, but for :meth:`require_fit`."""
 
     def __init__(self, options: BatchOptions) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self._options = options
         self._layout: Node | None = None
         self._capacity = 0

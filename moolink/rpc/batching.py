@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from moolink._core import LentSlot, RpcDeferredReturn, call_later
+from moolink._core import LentSlot, Lock, RpcDeferredReturn, call_later
 from moolink.errors import Closed, Error
+from moolink.internal.locks import condition
 from moolink.rpc.batch_stacking import BatchOptions, Call, Misfit, Stacker, rows_of
 from moolink.rpc.queue import NOTHING, Queue
 
@@ -45,11 +46,12 @@ class CallQueue(Queue):
     def _forget_cancelled(self) -> None:
         waiting = [item for item in self._items if not _is_cancelled(item)]
         if len(waiting) < len(self._items):
+            self._lock.drop_later(self._items)
             self._items = collections.deque(waiting)
 
     def _ready(self) -> bool:
         while self._items and _is_cancelled(self._items[0]):
-            self._items.popleft()
+            self._lock.drop_later(self._items.popleft())
         return bool(self._items)
 
 
@@ -135,8 +137,9 @@ class BatchQueue(CallQueue):
 
     def _fail_newest(self, count: int) -> None:
         for _ in range(count):
-            _, call = self._items.pop()
-            call.reply.error(Closed("the function was withdrawn before the batch was full"))
+            entry = self._items.pop()
+            self._lock.drop_later(entry)
+            entry[1].reply.error(Closed("the function was withdrawn before the batch was full"))
 
     def _ready(self) -> bool:
         if self._options.dynamic:
@@ -162,7 +165,7 @@ class BatchQueue(CallQueue):
         while self._items:
             entry = self._items[0]
             if entry[1].reply.cancelled():
-                self._items.popleft()
+                self._lock.drop_later(self._items.popleft())
                 continue
             rows += rows_of(entry[1]) if self._options.mode == "cat" else 1
             if taken and limit is not None and rows > limit:
@@ -211,6 +214,7 @@ class BatchQueue(CallQueue):
     def _forget_cancelled(self) -> None:
         waiting = [entry for entry in self._items if not entry[1].reply.cancelled()]
         if len(waiting) < len(self._items):
+            self._lock.drop_later(self._items)
             self._items = collections.deque(waiting)
 
     # Batches that are not full in time; the caller holds the lock.
@@ -256,9 +260,9 @@ class BatchHandler:
         self.queue = BatchQueue(options, on_due=lambda: _call(serve_due))
         self._serve = serve
         self._one_at_a_time = options.dynamic
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._busy = False
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._due: list[int] = []  # the threads that serve batches that were not full in time
 
     def __call__(self, reply: RpcDeferredReturn, /, *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from moolink._core import LentSlot
+from moolink._core import LentSlot, Lock
 from moolink.errors import Closed, QueueFull, TimeoutError
 from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
@@ -38,7 +38,7 @@ class Queue(Closing):
             max_size = integer_of(max_size, "max_size", least=1)
         self._max_size = max_size
         # Reentrant: a collection of garbage at any point below may close this queue.
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._items: collections.deque[Any] = collections.deque()
         self._waiters: collections.deque[_Waiter] = collections.deque()
         self._closed = False
@@ -122,7 +122,7 @@ class Queue(Closing):
 
     def _forked(self) -> None:
         """In a forked child, where no call comes: another thread may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = True
         self._why_closed = "this process was forked: the peer whose calls came here is the parent's"
         self._items.clear()

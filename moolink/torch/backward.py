@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from moolink._core import Lock
 from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
@@ -40,7 +40,7 @@ class BackwardGather:
         self._writes: list[tuple[int, int] | None] = [None] * len(self._places)  # when filled
         self._next = 0  # the first place that is not filled
         self._told = 0  # bytes
-        self._lock = threading.Lock()  # backward() calls from several threads
+        self._lock = Lock()  # backward() calls from several threads
         self.any_computed = False  # a gradient, on any device
 
     def watch(self, hooks: contextlib.ExitStack) -> None:

@@ -17,7 +17,9 @@ import torch
 import torch.distributed
 from torch._C._distributed_c10d import Store
 
+from moolink._core import Lock
 from moolink.errors import Closed, Error
+from moolink.internal.exceptions import copied
 
 EXIT_LIMIT = 5.0  # seconds that the interpreter waits for sums that it aborts at its exit
 
@@ -55,7 +57,7 @@ class Values:
     """The keys and values of the store of one epoch, at the member of rank 0."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[Callable[[bytes], object]]] = {}
 
@@ -98,7 +100,7 @@ class GroupStore(Store):
     def __init__(self, ask: Callable[..., Any]) -> None:
         super().__init__()
         self._ask = ask
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._pending: set[Any] = set()
         self._closed = False
 
@@ -164,7 +166,7 @@ class Communicator:
         self._backend, self._store, self.device = backend, store, device
         self._group: Any = None
         self.ready = self.broken = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._running: concurrent.futures.Future[torch.Tensor] | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs.put(lambda: self._connect(rank, size))
@@ -215,7 +217,7 @@ class Communicator:
     @staticmethod
     def _end(future: concurrent.futures.Future[torch.Tensor], error: BaseException) -> None:
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has ended
-            future.set_exception(error)
+            future.set_exception(copied(error))
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -257,7 +259,7 @@ class Nccl:
     """NVIDIA's NCCL. A group is a pair: torch's process group, and the CUDA stream of its sums.
     This class is unproven on hardware."""
 
-    _making = threading.Lock()
+    _making = Lock()
 
     def available(self) -> bool:
         return torch.distributed.is_nccl_available() and torch.cuda.is_available()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from moolink._core import Future, LentSlot, RpcDeferredReturn
+from moolink._core import Future, LentSlot, Lock, RpcDeferredReturn
 from moolink.accumulate.owned_functions import define_owned
 from moolink.data.trees import flatten
 from moolink.errors import CancelledError, Closed, Error, GroupChanged, NoSuchFunction
@@ -24,6 +23,7 @@ from moolink.group import Group
 from moolink.group.collectives import Collective, GroupFuture
 from moolink.internal import forks, logs
 from moolink.internal.countdown import after_all
+from moolink.internal.exceptions import copied
 from moolink.torch.communicators import Backend, Communicator, GroupStore, Values
 from moolink.torch.epochs import Epoch, Operation, View, over
 
@@ -59,7 +59,7 @@ class DeviceSums:
         self._undefine = define_owned(group, self._function, weakref.WeakMethod(self._asked))
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._epoch: Epoch | None = None  # a child must not use the parent's communicator
 
     def all_reduce(
@@ -246,7 +246,7 @@ class DeviceSums:
         try:
             agreed = agreement.result()
         except Error as error:
-            promise.outcome.set_exception(error)
+            promise.outcome.set_exception(copied(error))
             # The others may have agreed, and wait for this member.
             self._fail(epoch.view, error, tell=True)
             return
@@ -262,13 +262,13 @@ class DeviceSums:
                     lambda ended: self._finish(operation, ended.result)
                 )
         except Exception as error:  # noqa: BLE001  result() raises it
-            promise.outcome.set_exception(error)
+            promise.outcome.set_exception(copied(error))
 
     def _finish(self, operation: Operation, compute: Callable[[], Any]) -> None:
         try:
             result = compute()
         except Exception as error:  # noqa: BLE001  result() raises it
-            operation.promise.outcome.set_exception(error)
+            operation.promise.outcome.set_exception(copied(error))
         else:
             operation.promise.outcome.set_result(result)
 

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from moolink._core import Future, LentSlot, call_later
+from moolink._core import Future, LentSlot, Lock, call_later
 from moolink.errors import GroupChanged, TimeoutError
 from moolink.internal import deadlines
+from moolink.internal.exceptions import copied
 from moolink.torch.communicators import Communicator
 
 View = tuple[int, tuple[str, ...]]  # epoch, and members by rank
@@ -29,12 +30,14 @@ class Promise:
         self.outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._agreement = agreement
         self._is_cancelled = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._last_step: Callable[[], bool] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
         if not self.wait(timeout):
             raise TimeoutError(f"the sum has not ended within {timeout:g} s")
+        if (error := self.outcome.exception()) is not None:
+            raise copied(error)
         return self.outcome.result()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -46,7 +49,8 @@ class Promise:
         return self.outcome.done()
 
     def exception(self) -> BaseException | None:
-        return self.outcome.exception() if self.done() else None
+        error = self.outcome.exception() if self.done() else None
+        return None if error is None else copied(error)
 
     def cancel(self) -> bool:
         """Makes the operation end at its next step, here and at the other members."""
@@ -69,8 +73,13 @@ class Promise:
         self.outcome.add_done_callback(lambda _: call_later(0, lambda: callback(self)))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        # A cancelled task stops waiting; the operation continues.
-        return asyncio.shield(asyncio.wrap_future(self.outcome)).__await__()
+        return self._result_in_loop().__await__()
+
+    async def _result_in_loop(self) -> Any:
+        ended = asyncio.wrap_future(self.outcome)
+        ended.add_done_callback(lambda over: over.cancelled() or over.exception())
+        await asyncio.wait([ended])  # A cancelled task stops waiting; the operation continues.
+        return self.result()
 
 
 class Operation:
@@ -96,11 +105,11 @@ class Epoch:
     def __init__(self, view: View, rank: int) -> None:
         self.view, self.rank = view, rank
         self.number, self.members = view
-        self.deciding = threading.Lock()
+        self.deciding = Lock()
         self.uses_communicator: bool | None = None
         self.communicator: Communicator | None = None
         self.numbers, self.turns = itertools.count(1), itertools.count(1)  # used by rank 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._is_over = False
         # Turns and their operations; (0, None): the communicator was aborted.
         self._agreed: queue.SimpleQueue[tuple[int, Callable[[], None] | None]] = queue.SimpleQueue()

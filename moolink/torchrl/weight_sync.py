@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from torchrl.weight_update import WeightSyncScheme as TorchRLWeightSyncScheme
 
 from moolink.errors import TimeoutError
 from moolink.internal import deadlines
+from moolink.internal.locks import condition
 from moolink.rpc import Rpc
 from moolink.weights import Publisher, Subscriber
 
@@ -173,7 +173,7 @@ class _Sender:
 
     def __init__(self, address: str, name: str) -> None:
         self._applied: dict[int, int] = {}  # the version of each worker
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._rpc = Rpc(_sender_of(name))
         self._rpc.define(_APPLIED, self._on_applied)
         self.address = self._rpc.listen(address)[0]

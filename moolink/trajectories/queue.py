@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import Lock
 from moolink.data import batch_layout, skeletons
 from moolink.data.batch_layout import Nest, Node, Spec
 from moolink.errors import Closed, TimeoutError
@@ -17,6 +17,7 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.locks import condition
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
@@ -210,7 +211,9 @@ class TrajectoryQueue(Closing):
             if self._closed:
                 return
             self._closed = True
-            for put in self._backlog.withdraw_all():
+            withdrawn = list(self._backlog.withdraw_all())
+            self._lock.drop_later(withdrawn)
+            for put in withdrawn:
                 put.reply.reject(self._refusal())
             self._changed.notify_all()
         sources.remove(self)
@@ -220,8 +223,9 @@ class TrajectoryQueue(Closing):
         return f"<moolink.TrajectoryQueue {self._name!r}, {len(self._backlog)} items waiting>"
 
     def _forked(self) -> None:
-        self._changed = threading.Condition()
-        self._copying = threading.Lock()
+        self._lock = Lock()
+        self._changed = condition(self._lock)
+        self._copying = Lock()
 
     def _on_put(self, reply: RpcDeferredReturn, tree: Nest, begin: int, end: int) -> None:
         put = _Put(tree, reply)
@@ -265,6 +269,7 @@ class TrajectoryQueue(Closing):
         """Drops items that are too old, and lets in those that wait for room."""
         answered = [] if max_lag is None else self._backlog.expire(max_lag)
         answered += self._backlog.admit()
+        self._lock.drop_later(answered)
         for item in answered:
             serving.answer(item.payload.reply, self._backlog.version)
 

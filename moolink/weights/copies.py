@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Any
 
+from moolink._core import Lock
 from moolink.rpc import lending
 from moolink.weights import blob
 from moolink.weights.blob import CHUNK, Arrays, Bytes, Layout
@@ -39,7 +39,7 @@ class Copy:
         self.key = key
         self.layout = layout
         self.block = block
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._missing = set(range(layout.chunks)) - has
         self._waiting: dict[int, list[RpcDeferredReturn]] = {}  # by chunk
         self._waiting_for_all: list[RpcDeferredReturn] = []

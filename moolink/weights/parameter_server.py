@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from moolink._core import LentSlot
 from moolink.data import batch_layout
 from moolink.internal import forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.locks import condition
 from moolink.reports import ParameterServerStats
 from moolink.rpc import serving
 from moolink.weights import names
@@ -92,7 +94,8 @@ class ParameterServer(Closing):
         self._thread.start()
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = condition()
+        self._updating: int | None = None  # the thread in which `update` runs
 
     @property
     def version(self) -> int:
@@ -102,12 +105,13 @@ class ParameterServer(Closing):
     def parameters(self) -> Weights:
         """The newest parameters. They are the server's own: copy those that the next push must
         not change."""
-        with self._lock:
+        with self._changed:
+            self._await_update()
             return Weights(self._version, self._tree)
 
     def stats(self) -> ParameterServerStats:
         """Returns the version, counts of pushes, and the publisher's stats."""
-        with self._lock:
+        with self._changed:
             return {
                 "version": self._version,
                 "applied": self._version,
@@ -118,7 +122,7 @@ class ParameterServer(Closing):
     def close(self) -> None:
         """Ends it, when the pushes that have come are applied. Clients keep the version that they
         have."""
-        with self._lock:
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
@@ -140,7 +144,7 @@ class ParameterServer(Closing):
         version = integer_of(version, "version", least=0)
         if self._expected is not None:
             self._expected.check(pushed)
-        with self._lock:
+        with self._changed:
             if self._failure:
                 raise RuntimeError(self._failure)
             if version > self._version:
@@ -148,17 +152,29 @@ class ParameterServer(Closing):
             if self._max_staleness is not None and self._version - version > self._max_staleness:
                 self._dropped += 1
                 return None
-            try:
-                tree = self._update(self._tree, pushed)
-            except Exception as error:
-                # It may have changed some of the parameters in place.
-                self._failure = f"the update to version {self._version + 1} failed: {error!r}"
-                raise
+            self._updating = threading.get_ident()
+        try:
+            tree = self._update(self._tree, pushed)
+        except Exception as error:
+            # It may have changed some of the parameters in place.
+            self._failure = f"the update to version {self._version + 1} failed: {error!r}"
+            raise
+        else:
             self._tree = tree
             self._version += 1
             if self._version % self._publish_every == 0:
                 self._publisher.publish(self._tree, self._version)
             return self._version
+        finally:
+            with self._changed:
+                self._updating = None
+                self._changed.notify_all()
+
+    def _await_update(self) -> None:
+        """Waits for the end of an update in another thread; the caller holds the lock."""
+        here = threading.get_ident()
+        with LentSlot():
+            self._changed.wait_for(lambda: self._updating in (None, here))
 
 
 class ParameterClient(Closing):

@@ -14,6 +14,7 @@ from moolink.internal import deadlines, forks
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.internal.locks import condition
 from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
@@ -237,7 +238,7 @@ class Publisher(Closing):
         return f"<moolink.Publisher of {self._name!r}, version {self._version}>"
 
     def _forked(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = condition()
 
     def _require_open(self) -> None:
         if self._closed:

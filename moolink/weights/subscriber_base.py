@@ -13,6 +13,7 @@ from moolink.errors import CancelledError, Closed, Error, NoSuchFunction
 from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
+from moolink.internal.locks import condition
 from moolink.rpc import serving
 from moolink.rpc.peer_wait import PeerWait
 from moolink.weights.blob import Arrays, FloatType
@@ -118,7 +119,7 @@ class Following(Closing):
         """Stops serving others."""
 
     def _forked(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = condition()
 
     @abc.abstractmethod
     def _current(self) -> int | None:

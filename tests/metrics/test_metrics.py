@@ -152,6 +152,8 @@ def test_the_collector_may_close_a_pool_while_metrics_are_collected() -> None:
     del owner
     with sources._lock:  # as a thread has it in which the collector runs
         gc.collect()
+        assert closed == []
+    gc.collect()
     assert len(closed) == 1
     assert len(sources.of(None)) == 3
 

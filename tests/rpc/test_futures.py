@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -214,3 +217,195 @@ def test_an_event_loop_that_was_closed_while_it_watched_is_left_alone(start: Sta
     assert process.communicate(timeout=PROCESS_LIMIT)[0] == (
         "not yet\nnot yet\n0 descriptors kept\nTrue True\n"
     )
+
+
+class Refused:
+    """A value whose decoding fails."""
+
+
+def _refuse(_: object) -> Refused:
+    raise KeyError("it does not suit me")
+
+
+moolink.register(Refused, name="tests:Refused", to_state=lambda _: None, from_state=_refuse)
+
+
+class Watched:
+    """An object of which a weak reference tells whether it is gone."""
+
+
+def _gone(act: Callable[[Watched], object]) -> bool:
+    """Whether a frame's objects are gone once `act` has raised there, without a collection."""
+
+    def frame() -> weakref.ref[Watched]:
+        watched = Watched()
+        with contextlib.suppress(Exception):
+            act(watched)
+        return weakref.ref(watched)
+
+    gc.disable()
+    try:
+        return frame()() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("function", ["nothing", "refused"])
+@pytest.mark.parametrize("how", ["result", "exception", "await"])
+def test_an_error_does_not_keep_the_frame_that_got_it(pair: Pair, function: str, how: str) -> None:
+    client, server = pair
+    server.define("refused", Refused)
+
+    def act(watched: Watched) -> None:
+        future = client.async_("server", function)
+        future.wait()
+        watched.future = future  # type: ignore[attr-defined]
+        for _ in range(3):
+            with contextlib.suppressmoolink.Error:
+                if how == "result":
+                    future.result()
+                elif how == "exception":
+                    error = future.exception()
+                    assert error is not None
+                    try:
+                        raise error
+                    finally:
+                        del error
+                else:
+                    asyncio.run(_read(future))
+
+    async def _read(future: moolink.Future) -> None:
+        with contextlib.suppressmoolink.Error:  # asyncio keeps those of whole tasks
+            await future
+
+    assert _gone(act)
+
+
+def test_errors_of_decoding_are_raised_every_time(pair: Pair) -> None:
+    client, server = pair
+    server.define("refused", Refused)
+    future = client.async_("server", "refused")
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(moolink.WireError, match=r"KeyError: .it does not suit me") as caught:
+            future.result()
+        error = future.exception()
+        assert error is not caught.value
+        assert (type(error), str(error)) == (moolink.WireError, str(caught.value))
+        assert error.__traceback__ is None
+        lengths.append(len(caught.traceback))
+    assert lengths == [1] * 3  # that of this function
+
+
+class Looped:
+    """A value whose decoding calls a function that the test sets."""
+
+    decode: Callable[[], object] = staticmethod(lambda: None)
+
+
+moolink.register(
+    Looped,
+    name="tests:Looped",
+    to_state=lambda _: None,
+    from_state=lambda _: Looped.decode(),
+)
+
+
+@pytest.mark.parametrize("how", ["result", "exception", "await"])
+def test_decoding_may_not_wait_for_its_own_future(
+    pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, server = pair
+    server.define("looped", Looped)
+    future = client.async_("server", "looped")
+    assert future.wait(20)
+    told: list[object] = []
+
+    async def read() -> object:
+        return await future
+
+    def decode() -> object:
+        assert future.done()
+        assert not future.cancel()
+        future.add_done_callback(told.append)
+        if how == "result":
+            return future.result()
+        if how == "exception":
+            return future.exception()
+        return asyncio.run(read())
+
+    monkeypatch.setattr(Looped, "decode", staticmethod(decode))
+    for _ in range(2):
+        with pytest.raises(moolink.Error, match="its decoding asks for this value"):
+            future.result()
+    until(lambda: told == [future], "the callback")
+
+
+def test_threads_that_decode_for_each_other_get_an_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, server = pair
+    server.define("looped", Looped)
+    futures = [client.async_("server", "looped") for _ in range(2)]
+    assert all(future.wait(20) for future in futures)
+    both = threading.Barrier(2)
+    other = threading.local()
+
+    def decode() -> object:
+        both.wait(PROCESS_LIMIT)
+        return other.future.result()
+
+    monkeypatch.setattr(Looped, "decode", staticmethod(decode))
+    errors: list[BaseException] = []
+
+    def read(own: int) -> None:
+        other.future = futures[1 - own]
+        try:
+            futures[own].result()
+        except moolink.Error as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(own,), daemon=True) for own in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PROCESS_LIMIT)
+    assert len(errors) == 2
+    assert all("its decoding asks for this value" in str(error) for error in errors)
+
+
+def test_a_wait_for_another_threads_decoding_can_be_interrupted(start: Start) -> None:
+    program = """
+    import signal, threading
+    import moolink
+
+    decoding, release = threading.Event(), threading.Event()
+
+    class Slow:
+        pass
+
+    def decode(_):
+        decoding.set()
+        release.wait()
+        return "decoded"
+
+    moolink.register(Slow, name="tests:Slow", to_state=lambda _: None, from_state=decode)
+    with moolink.Rpc("server") as server, moolink.Rpc("client") as client:
+        server.define("slow", Slow)
+        client.connect(server.listen("127.0.0.1:0")[0])
+        future = client.async_("server", "slow")
+        thread = threading.Thread(target=future.result)
+        thread.start()
+        decoding.wait()
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        release.set()
+        thread.join()
+        print(future.result(), flush=True)
+    """
+    process = start(program)
+    output, _ = process.communicate(timeout=PROCESS_LIMIT)
+    assert output.split() == ["interrupted", "decoded"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import copy
 import threading
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
+from moolink._core import Lock
 from moolink.errors import (
     CancelledError,
     Error,
@@ -25,6 +25,7 @@ from moolink.errors import (
     TimeoutError,
 )
 from moolink.internal import forks
+from moolink.internal.exceptions import copied
 
 if TYPE_CHECKING:
     from moolink._core import Future as CoreFuture
@@ -96,7 +97,7 @@ class EarlyCall(Future):
     ) -> None:
         self._start = start
         self._is_early = is_early
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._ended = threading.Event()
         self._callbacks: list[Callable[[EarlyCall], object]] = []
         self._cancelled = False
@@ -107,7 +108,7 @@ class EarlyCall(Future):
 
     def _forked(self) -> None:
         """In a forked child no event ends the call: it ends at once, with the error of `_call`."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._ended = threading.Event()
         self._ended.set()
 
@@ -126,7 +127,7 @@ class EarlyCall(Future):
                     raise CancelledError(f"{self._call!r} was cancelled")
                 self._call = self._start()
         except Error as error:  # Such as Closed: this peer was closed meanwhile.
-            self._end(error.with_traceback(None))  # Its frames refer to this call.
+            self._end(copied(error))
         else:
             self._call.add_done_callback(self._look)
 
@@ -153,7 +154,7 @@ class EarlyCall(Future):
 
     def _outcome(self) -> Any:
         if self._error is not None:
-            raise copy.copy(self._error)  # Its traceback refers to the callers.
+            raise copied(self._error)
         return self._call.result()
 
     def done(self) -> bool:
@@ -162,7 +163,7 @@ class EarlyCall(Future):
     def exception(self) -> BaseException | None:
         if not self.done():
             return None
-        return self._error or self._call.exception()
+        return self._call.exception() if self._error is None else copied(self._error)
 
     def cancel(self) -> bool:
         with self._lock:

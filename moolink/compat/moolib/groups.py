@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Generator
 from typing import Any, NoReturn
 
 import moolink
 from moolink.compat.moolib.arguments import with_runtime_errors
 from moolink.errors import Error
+from moolink.internal.exceptions import copied
 
 _LEAST_TIMEOUT = 1.0  # seconds: moolink notices a death at once, and other silence not earlier
 
@@ -33,20 +33,20 @@ class _FailedReduce(AllReduce):
 
     def __init__(self, error: Error) -> None:
         super().__init__([], lambda results: None)
-        self._error = error.with_traceback(None)
+        self._error = copied(error)
 
     def result(self, timeout: float | None = None) -> NoReturn:
-        raise copy.copy(self._error)  # Its traceback refers to the callers.
+        raise copied(self._error)
 
     def done(self) -> bool:
         return True
 
     def exception(self) -> BaseException:
-        return self._error
+        return copied(self._error)
 
     def __await__(self) -> Generator[Any, None, NoReturn]:
         yield from asyncio.sleep(0).__await__()
-        raise copy.copy(self._error)
+        raise copied(self._error)
 
     __iter__ = __await__
 
