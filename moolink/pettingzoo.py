@@ -11,7 +11,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from moolink.env_pool.driving import Step
-from moolink.env_pool.spaces import map_tree
+from moolink.env_pool.observations import writer
+from moolink.env_pool.spaces import describe, map_tree
 from moolink.env_pool.vector_env import VectorEnv
 
 Array = npt.NDArray[Any]
@@ -95,13 +96,13 @@ class Agents(gymnasium.Env[Any, Any]):
         agents, living = self.possible_agents, set(self._env.agents)
         single, _ = self.single
         stacked: Any = gymnasium.vector.utils.create_empty_array(single, len(agents))
-        there = [(row, agent) for row, agent in enumerate(agents) if agent in observations]
-        for row, agent in there:
-
-            def put(array: Array, value: Any, row: int = row) -> None:
-                array[row] = value
-
-            map_tree(put, stacked, observations[agent])
+        write = writer(describe(single, "obs"), stacked)
+        for row, agent in enumerate(agents):
+            if agent in observations:
+                try:
+                    write(row, observations[agent])
+                except (ValueError, TypeError) as error:
+                    raise type(error)(f"agent {agent!r}: {error}") from error
         return {
             "observation": stacked,
             "mask": np.array([agent in living for agent in agents], np.int8),

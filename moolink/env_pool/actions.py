@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from moolink import _core
 from moolink.data.frameworks import as_numpy, is_torch
+from moolink.env_pool.fitting import converted
 from moolink.env_pool.spaces import Leaf, Tree, leaves, parts
 
 Array = npt.NDArray[Any]
@@ -37,7 +38,7 @@ class ActionWriter:
             return False  # The usual case in one call; other actions are checked below.
         values, sources = self._checked(action, None)
         for array, source in zip(self._arrays, sources, strict=True):
-            np.copyto(array, source, casting="same_kind")
+            array[...] = source
         return bool(values) and all(is_torch(value) for value in values)
 
     def write_rows(self, action: Any, rows: npt.NDArray[np.intp]) -> None:
@@ -47,14 +48,19 @@ class ActionWriter:
             array[rows] = source
 
     def _checked(self, action: Any, count: int | None) -> tuple[list[Any], list[Array]]:
-        """Returns the arrays of an action for `count` rows, as given and as numpy sees them."""
+        """Returns the arrays of an action for `count` rows, as given and as they are stored."""
         values = [action] if self._single else parts(self._tree, action, "action")
         sources = [as_numpy(value) for value in values]
+        fitting = []
         for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
-            _require_shape_and_dtype(leaf, array if count is None else array[:count], source)
-            if self._check:
+            shape = array.shape if count is None else (count, *array.shape[1:])
+            if source.shape != shape:
+                raise ValueError(f"{leaf.path}: expected shape {shape}, got {source.shape}")
+            if self._check and source.dtype.kind in "biuf":
                 _require_bounds(leaf, source)
-        return values, sources
+            what = f"{leaf.path}: the actions have"
+            fitting.append(converted(source, array.dtype, what, leaf.space))
+        return values, fitting
 
 
 def _range(tree: Tree, *, check: bool) -> tuple[int, int] | None:
@@ -65,16 +71,6 @@ def _range(tree: Tree, *, check: bool) -> tuple[int, int] | None:
     low = limits.min if not check or tree.low is None else int(tree.low)
     high = limits.max if not check or tree.high is None else int(tree.high)
     return int(low), int(high)
-
-
-def _require_shape_and_dtype(leaf: Leaf, array: Array, source: Array) -> None:
-    if source.dtype is array.dtype and source.shape == array.shape:
-        return  # the usual case
-    if source.shape != array.shape:
-        raise ValueError(f"{leaf.path}: expected shape {array.shape}, got {source.shape}")
-    integers = array.dtype.kind in "iub" and source.dtype.kind in "iub"
-    if not integers and not np.can_cast(source.dtype, array.dtype, "same_kind"):
-        raise TypeError(f"{leaf.path}: expected {array.dtype}, got {source.dtype}")
 
 
 def _require_bounds(leaf: Leaf, source: Array) -> None:

@@ -28,6 +28,16 @@ def get_if_there(env: Any, name: str) -> tuple[bool, Any]:
         return False, None
 
 
+def has(env: Any, name: str) -> bool:
+    """Tells whether the environment has the attribute."""
+    return get_if_there(env, name)[0]
+
+
+def assign_outermost(env: Any, name: str, value: Any) -> None:
+    """Sets the attribute `name` of the object that create_env has made."""
+    setattr(env, name, value)
+
+
 def assign(env: Any, name: str, value: Any) -> None:
     """Sets the attribute `name`, where it is already if a wrapper has it."""
     setter = getattr(env, "set_wrapper_attr", None)

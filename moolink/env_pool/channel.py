@@ -157,9 +157,9 @@ class Arguments:
     """Pool to worker: the arguments of the next request that is no step of shared actions.
 
     Attributes:
-        of_row: a reset's seed, a step's action, or a call's arguments, for each row concerned; the
-            request's other rows are left alone.
-        shared: a reset's options, or a call's function of `calls` and the name it gets.
+        of_row: a reset's (seed, options), a step's action, or a call's arguments, for each row
+            concerned; the request's other rows are left alone.
+        shared: a call's function of `calls` and the name it gets.
     """
 
     of_row: dict[int, Any]

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from moolink.env_pool import channel
-from moolink.env_pool.spaces import UNDECLARED_ACTION, Tree, describe, fits, infer, keys, leaves
+from moolink.env_pool.fitting import fits
+from moolink.env_pool.spaces import UNDECLARED_ACTION, Tree, describe, infer, keys, leaves
 
 _MODES = {"same": "SameStep", "next": "NextStep", "never": "Disabled"}  # Gymnasium's names
 _NEITHER = "EnvPool needs the API of Gymnasium or of the old Gym"

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from multiprocessing import spawn
 from typing import Any
 
-from moolink.env_pool import channel, worker
+from moolink.env_pool import channel, generators, worker
 from moolink.errors import Error
 from moolink.internal.end_with_parent import end_with_parent
 from moolink.internal.signals import not_ignored
@@ -63,6 +63,7 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - the user's modules; the pool reports it
             self._control.send(channel.Unusable("".join(traceback.format_exception(error))))
             return
+        self._generators = generators.drawn_from_the_system()
         gc.collect()
         gc.freeze()  # Forked workers then share these objects' pages for longer.
         if not self._obey():  # Commands may have arrived together with the setup.
@@ -93,6 +94,7 @@ class Server:
             self._control.close()
             link = channel.Channel(socket.socket(fileno=self._setup.channels[start.worker]))
             assert self._create_env is not None
+            generators.branch(self._generators, start.worker, start.life)
             worker.main(self._setup, start, self._create_env, link)
         descriptor = os.pidfd_open(pid)
         self._workers[descriptor] = (start.worker, pid)

@@ -1,4 +1,4 @@
-"""Copying observations into rows of shared arrays, whatever their strides."""
+"""Copying observations into rows of shared arrays, whatever their strides; checking others."""
 
 from __future__ import annotations
 
@@ -7,19 +7,46 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from moolink.env_pool.fitting import fitted
 from moolink.env_pool.memory import Array
-from moolink.env_pool.spaces import Leaf, Tree
+from moolink.env_pool.spaces import Leaf, Tree, map_tree
+from moolink.internal.shown import shown
 
 Write: TypeAlias = Callable[[int, Any], None]
 
+_HAS = "the observation has"
 
-def writer(tree: Tree, arrays: Tree) -> Write:
-    """Makes the function that copies an observation into a row, checking it on the way."""
+
+def writer(tree: Tree, arrays: Tree, path: str = "obs") -> Write:
+    """Makes the function that copies an observation into a row, checking it on the way.
+
+    Where `tree` and `arrays` have None, a value is neither copied nor checked; where only `arrays`
+    has None, it is checked.
+    """
     if isinstance(tree, dict):
-        return _dict_writer({key: writer(part, arrays[key]) for key, part in tree.items()})
+        parts = {key: writer(part, arrays[key], f"{path}.{key}") for key, part in tree.items()}
+        return _dict_writer(parts, path)
     if isinstance(tree, tuple):
-        return _tuple_writer([writer(*pair) for pair in zip(tree, arrays, strict=True)])
-    return _leaf_writer(tree, arrays)
+        pairs = enumerate(zip(tree, arrays, strict=True))
+        return _tuple_writer([writer(*pair, f"{path}[{i}]") for i, pair in pairs], path)
+    if tree is None:
+        return lambda row, value: None
+    return _leaf_checker(tree) if arrays is None else _leaf_writer(tree, arrays)
+
+
+def checker(tree: Tree) -> Write:
+    """Makes the function that checks the parts of an observation that have a layout."""
+    return writer(tree, map_tree(lambda leaf: None, tree))
+
+
+def _leaf_checker(leaf: Leaf) -> Write:
+    dtype = np.dtype(leaf.dtype)
+
+    def check(row: int, value: Any) -> None:
+        del row
+        fitted(value, leaf, dtype, _HAS)
+
+    return check
 
 
 def _leaf_writer(leaf: Leaf, array: Array) -> Write:
@@ -27,37 +54,33 @@ def _leaf_writer(leaf: Leaf, array: Array) -> Write:
 
     def write(row: int, value: Any) -> None:
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            # Checked here because numpy would broadcast and cast without a word.
-            value = np.asarray(value)
-            what = f"{leaf.path}: the observation has"
-            if value.shape != shape:
-                raise ValueError(
-                    f"{what} shape {value.shape}, its space has {shape} ({leaf.space})"
-                )
-            if not np.can_cast(value.dtype, dtype, "same_kind"):
-                raise TypeError(f"{what} dtype {value.dtype}, its space has {dtype} ({leaf.space})")
+            value = fitted(value, leaf, dtype, _HAS)
         array[row] = value
 
     return write
 
 
-def _dict_writer(writers: dict[str, Write]) -> Write:
+def _dict_writer(writers: dict[str, Write], path: str) -> Write:
     items = list(writers.items())
 
     def write(row: int, value: Any) -> None:
         if not isinstance(value, Mapping) or value.keys() != writers.keys():
             got = list(value) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"the observation should be a dict of {list(writers)}, got {got}")
+            raise ValueError(
+                f"{path}: the observation should be a dict of {list(writers)}, got {got}"
+            )
         for key, write_part in items:
             write_part(row, value[key])
 
     return write
 
 
-def _tuple_writer(writers: list[Write]) -> Write:
+def _tuple_writer(writers: list[Write], path: str) -> Write:
     def write(row: int, value: Any) -> None:
         if not isinstance(value, Sequence) or len(value) != len(writers):
-            raise ValueError(f"the observation should be a tuple of {len(writers)}, got {value!r}")
+            raise ValueError(
+                f"{path}: the observation should be a tuple of {len(writers)}, got {shown(value)}"
+            )
         for write_part, part in zip(writers, value, strict=True):
             write_part(row, part)
 

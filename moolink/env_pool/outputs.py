@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from moolink.data.warm_memory import WarmMemory
 from moolink.env_pool import channel
 from moolink.env_pool.memory import PoolMemory, PoolShape
 from moolink.env_pool.spaces import Leaf, map_tree
-from moolink.env_pool.vector_infos import merge
+from moolink.env_pool.vector_infos import add, merge, of_row
 
 Array = npt.NDArray[Any]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]
+Apart = tuple[Any, Array, Array, Array, list[dict[str, Any]]]
 
 
 class Outputs:
@@ -30,12 +31,15 @@ class Outputs:
         *,
         same_step: bool,
         copy: bool,
+        together: int,
     ) -> None:
+        """`together` rows are stepped together: those of a vector environment, else 1."""
         self._tree = shape.observation
         self._memory = memory
         self._space = single_observation_space
         self._same_step = same_step
         self._copy = copy
+        self._together = together
         self._all = list(range(shape.num_envs))
         # Where observations come in messages: each environment's last one.
         self._last: list[Any] = [None] * shape.num_envs
@@ -44,24 +48,41 @@ class Outputs:
 
     def all(self, results: channel.Results, *, reset: bool = False) -> Step:
         """Returns the outputs of all environments; after a `reset` nothing has ended."""
-        return self._make(self._all, slice(None), results, reset=reset)
+        step: Step = self._make(self._all, slice(None), results, reset=reset)
+        return step
 
     def of_rows(self, rows: list[int], results: channel.Results) -> Step:
         """Returns the outputs of some environments, and which they are."""
-        step = self._make(rows, np.asarray(rows, np.intp), results, reset=False)
+        step: Step = self._make(rows, np.asarray(rows, np.intp), results, reset=False)
         step[4]["env_id"] = np.asarray(rows, np.int64)
         return step
 
-    def _make(self, rows: list[int], part: Any, results: channel.Results, *, reset: bool) -> Step:
+    def apart(self, results: channel.Results, *, reset: bool = False) -> Apart:
+        """Returns the outputs of all environments, with a list of their infos, not batched."""
+        observations, rewards, terminated, truncated, infos = self._make(
+            self._all, slice(None), results, reset=reset, infos_of=self._infos_apart
+        )
+        return observations, rewards, terminated, truncated, infos or [{} for _ in self._all]
+
+    def _make(
+        self,
+        rows: list[int],
+        part: Any,
+        results: channel.Results,
+        *,
+        reset: bool,
+        infos_of: Callable[..., Any] | None = None,
+    ) -> Any:
         memory = self._memory
         terminated, truncated = memory.terminated[part], memory.truncated[part]
         if isinstance(part, slice):
             terminated, truncated = terminated.copy(), truncated.copy()
-        infos: dict[str, Any] = {}
+        infos: Any = {}
         ended = np.logical_or(terminated, truncated)
         has_ended = self._same_step and not reset and bool(ended.any())
         if results or has_ended:
-            infos = self._infos(rows, results, ended if has_ended else None)
+            batched = self._infos if infos_of is None else infos_of
+            infos = batched(rows, results, ended if has_ended else None)
         return (
             self._observations(rows, part, results),
             np.array(memory.reward[part]),
@@ -93,9 +114,30 @@ class Outputs:
         self, rows: list[int], results: channel.Results, ended: Array | None
     ) -> dict[str, Any]:
         """Batches the infos; those of ended episodes are in final_info, with final_obs."""
-        batcher = VectorEnv[Any, Any, Any]()
-        batcher.num_envs = len(rows)
         infos: dict[str, Any] = {}
+        for position, info in enumerate(self._each_info(rows, results, ended)):
+            add(infos, info, position, len(rows))
+        if results.vector_infos:
+            position_of = {row: position for position, row in enumerate(rows)}
+            for row, info in results.vector_infos.items():
+                merge(infos, info, position_of[row], len(rows))
+        return infos
+
+    def _infos_apart(
+        self, rows: list[int], results: channel.Results, ended: Array | None
+    ) -> list[dict[str, Any]]:
+        """The infos of each row; those of vector environments are taken apart."""
+        found = self._each_info(rows, results, ended)
+        for first, batch in results.vector_infos.items():
+            for row in range(first, first + self._together):
+                found[row] |= of_row(batch, row - first)
+        return found
+
+    def _each_info(
+        self, rows: list[int], results: channel.Results, ended: Array | None
+    ) -> list[dict[str, Any]]:
+        """Each row's info, with the last episode's final_info and final_obs if one has `ended`."""
+        found = []
         for position, row in enumerate(rows):
             info = results.infos.get(row, {})
             if ended is not None and ended[position]:
@@ -104,13 +146,8 @@ class Outputs:
                     "final_obs": self._final_obs(row, results),
                 }
                 info = final | info
-            if info:
-                infos = batcher._add_info(infos, info, position)
-        if results.vector_infos:
-            position_of = {row: position for position, row in enumerate(rows)}
-            for row, info in results.vector_infos.items():
-                merge(infos, info, position_of[row], len(rows))
-        return infos
+            found.append(info)
+        return found
 
     def _final_obs(self, row: int, results: channel.Results) -> Any:
         if self._memory.final_obs is None:

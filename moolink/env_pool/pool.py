@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -173,13 +174,14 @@ class EnvPool(Closing):
     @property
     def observation_space(self) -> Any:
         """The space of one environment's observation."""
-        return self._spaces()[0]
+        return self._spaces[0]
 
     @property
     def action_space(self) -> Any:
         """The space of one environment's action."""
-        return self._spaces()[1]
+        return self._spaces[1]
 
+    @functools.cached_property  # Each is one object, which keeps its seed.
     def _spaces(self) -> tuple[Any, Any]:
         spaces: tuple[Any, Any] = self._supervisor.spaces_of_rows()[0]
         return spaces

@@ -10,8 +10,9 @@ from moolink._core import EnvironmentRows
 from moolink.env_pool import channel
 from moolink.env_pool.environment import Environment, EnvironmentFailed, as_five
 from moolink.env_pool.memory import Array, PoolMemory, PoolShape
-from moolink.env_pool.observations import Write, writer
-from moolink.env_pool.spaces import Leaf, Tree, map_tree
+from moolink.env_pool.observations import Write, checker, writer
+from moolink.env_pool.spaces import Leaf, Tree, describe, map_tree
+from moolink.internal.shown import shown
 
 Failed = Callable[[Environment, EnvironmentFailed], None]
 
@@ -63,8 +64,11 @@ class Runner:
     def _writer(self, tree: Tree | None, arrays: Tree | None, kind: str) -> Write:
         if tree is not None:
             return writer(tree, arrays)
+        first = next(iter(self.environments.values()))
+        check = checker(describe(first.space("observation"), "obs", others=True))
 
         def write(row: int, observation: Any) -> None:
+            check(row, observation)
             getattr(self.results, kind)[row] = observation
 
         return write
@@ -90,14 +94,14 @@ class Runner:
                 self._succeeded(first, stop)
 
     def reset(self, rows: range, arguments: channel.Arguments) -> None:
-        """Resets the environments among `rows` that have a seed, be it None, in `arguments`."""
+        """Resets the environments among `rows` that have a seed and options in `arguments`."""
         for row in rows:
             if row not in arguments.of_row:
                 continue
             environment = self.environments[row]
             self._current[0] = row + 1
             with environment.reporting():
-                observation, info = environment.reset(arguments.of_row[row], arguments.shared)
+                observation, info = environment.reset(*arguments.of_row[row])
                 self._write(row, observation)
             self._started(environment, info)
             self._write_outcome(row, 0.0, False, False)
@@ -152,6 +156,8 @@ class Runner:
             self._write(row, observation)
             if info and self._behaviour.infos:
                 self.results.infos[row] = info
+        if isinstance(reward, str | bytes):  # which float() would read
+            raise TypeError(f"step() gave {shown(reward)} as the reward, which is no number")
         self._write_outcome(row, float(reward), terminated, truncated)
 
     def _begin(self, row: int) -> None:

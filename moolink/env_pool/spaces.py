@@ -44,13 +44,21 @@ class Leaf:
         return (self.path, self.shape, self.dtype, *found, self.scalar)
 
 
-def describe(space: Any, path: str) -> Tree:
-    """Describes `space`, found at `path`; raises TypeError for kinds that are no arrays."""
+def describe(space: Any, path: str, *, others: bool = False) -> Tree:
+    """Describes `space`, found at `path`.
+
+    Raises TypeError for kinds that are no arrays; with `others` they are None in the tree.
+    """
     kinds = {base.__name__ for base in type(space).__mro__}
     if "Dict" in kinds:
-        return {str(key): describe(part, f"{path}.{key}") for key, part in space.spaces.items()}
+        return {
+            str(key): describe(part, f"{path}.{key}", others=others)
+            for key, part in space.spaces.items()
+        }
     if "Tuple" in kinds:
-        return tuple(describe(part, f"{path}[{i}]") for i, part in enumerate(space.spaces))
+        return tuple(
+            describe(part, f"{path}[{i}]", others=others) for i, part in enumerate(space.spaces)
+        )
     if "Discrete" in kinds:
         low = np.asarray(space.start, np.int64)
         return _leaf(space, path, low, low + space.n - 1, scalar=True)
@@ -65,6 +73,8 @@ def describe(space: Any, path: str) -> Tree:
         return _leaf(
             space, path, space.low if bounded_below else None, space.high if bounded_above else None
         )
+    if others:
+        return None
     raise TypeError(
         f"{path}: {type(space).__name__} spaces are not supported: wrap the environment so that it "
         "uses Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple spaces"
@@ -86,18 +96,6 @@ def infer(value: Any, path: str) -> Tree:
         raise TypeError(f"{path}: {value!r} is no array of numbers")
     words = f"{array.dtype.name} {array.shape}, as in the first observation"
     return Leaf(path, array.shape, array.dtype.str, None, None, False, words)
-
-
-def fits(tree: Tree, value: Any) -> bool:
-    """Tells whether `value` has the structure, the shapes and about the dtypes of `tree`."""
-    try:
-        found = parts(tree, value, "")
-    except ValueError:
-        return False
-    return all(
-        array.shape == leaf.shape and np.can_cast(array.dtype, leaf.dtype, "same_kind")
-        for leaf, array in zip(leaves(tree), map(np.asarray, found), strict=True)
-    )
 
 
 # The action where the environment declares no space: moolib's.

@@ -161,7 +161,8 @@ def pickled(create_env: Callable[..., Any]) -> tuple[bytes, dict[str, Any] | Non
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         why = f"{error}. Lambdas and functions inside functions cannot be pickled"
     else:
-        if b"__main__" not in data:
+        # multiprocessing's name for the main module of a child, or of a worker of a pool.
+        if b"__main__" not in data and b"__mp_main__" not in data:
             return data, None
         if _main_can_be_loaded():
             main = spawn.get_preparation_data("moolink-env-pool")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
@@ -27,13 +25,20 @@ from moolink.env_pool.supervisor import Supervisor
 from moolink.env_pool.vector_arguments import (
     checked_environments,
     checked_mask,
+    checked_workers,
+    require_async_arguments,
     require_sensible,
     require_whole_batches,
 )
-from moolink.errors import Closed, EnvError, TimeoutError
+from moolink.env_pool.vector_errors import (
+    VectorClosed,
+    VectorNotBegun,
+    VectorPending,
+    VectorTimeout,
+)
+from moolink.errors import Closed, EnvError
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
-from moolink.internal.processes import available_cores
 
 Array = npt.NDArray[Any]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -43,10 +48,6 @@ _MODES = {
     AutoresetMode.NEXT_STEP: "next",
     AutoresetMode.DISABLED: "never",
 }
-
-
-class VectorTimeout(TimeoutError, multiprocessing.TimeoutError):
-    """The environments were not ready in time; wait again if you like."""
 
 
 class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
@@ -88,6 +89,15 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         check_actions: whether actions outside of their space are refused.
         start: "program" or "fork", as for `EnvPool`.
         start_timeout: seconds in which all environments have to be made; None: no limit.
+        env_fns: AsyncVectorEnv's name for a sequence of functions as `create_env`.
+        max_concurrency: at most so many environments run at a time: a bound of `num_workers`.
+        shared_memory, context, daemon, worker: accepted as arguments of AsyncVectorEnv, without
+            effect. Observations are in shared memory where their space allows; `start` decides how
+            processes start; they end with this one, and may have children; the loop of a worker is
+            moolink's, and a warning says so where another one is given.
+
+    Attributes:
+        copies: whether observations are copies.
 
     Spaces without a fixed shape (Text, Sequence, Graph, OneOf, your own) are possible: their values
     are pickled, batched as in Gymnasium, and not checked.
@@ -103,7 +113,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
     @names_keywords
     def __init__(
         self,
-        create_env: Callable[..., Any] | Sequence[Callable[[], Any]],
+        create_env: Callable[..., Any] | Sequence[Callable[[], Any]] | None = None,
         num_envs: int | None = None,
         *,
         num_workers: int | None = None,
@@ -115,18 +125,27 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         check_actions: bool = False,
         start: starting.Start = "program",
         start_timeout: float | None = 300.0,
+        env_fns: Sequence[Callable[[], Any]] | None = None,
+        max_concurrency: int | None = None,
+        shared_memory: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Callable[..., Any] | None = None,
     ) -> None:
-        create_env, num_envs = checked_environments(create_env, num_envs)
+        del shared_memory, daemon  # Without effect: see above.
+        require_async_arguments(context, worker)
+        create_env, num_envs = checked_environments(create_env, num_envs, env_fns)
         batch_size = num_envs if batch_size is None else batch_size
-        require_sensible(num_envs, num_workers, batch_size, observation_mode)
+        require_sensible(num_envs, batch_size, observation_mode)
         fork_server.require_loaded_main("VectorEnv")
         self.num_envs = num_envs
         self.batch_size = batch_size
+        self.copies = copy
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self._supervisor = Supervisor(
             _options(
                 create_env,
-                min(num_workers or available_cores(), num_envs),
+                checked_workers(num_workers, max_concurrency, num_envs),
                 num_envs,
                 _MODES[self.autoreset_mode],
                 on_crash,
@@ -153,6 +172,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
             self.single_observation_space,
             same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
             copy=copy,
+            together=self._supervisor.rows,
         )
         self._ready = Ready(self._requests, shape, batch_size, self._supervisor.rows)
         self._waiting_for = ""  # "reset", "step" or "call": begun and not waited for.
@@ -226,8 +246,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         if options is not None and "reset_mask" in options:
             options = dict(options)
             mask = checked_mask(options.pop("reset_mask"), self.num_envs)
-        of_row = {row: seeds[row] for row in np.flatnonzero(mask).tolist()}
-        self._begin("reset", Command.RESET, channel.Arguments(of_row, options))
+        of_row = {row: (seeds[row], options) for row in np.flatnonzero(mask).tolist()}
+        self._begin("reset", Command.RESET, channel.Arguments(of_row, None))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits, for at most `timeout` seconds, for `reset_async`; may be called again then."""
@@ -265,8 +285,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         """Resets all environments; `recv` gives their first observations, those ready first."""
         self._require_idle("async_reset")
         seeds = self._seeds(seed)
-        rows = list(range(self.num_envs))
-        self._ready.request(rows, channel.Arguments(dict(enumerate(seeds)), None), Command.RESET)
+        of_row = {row: (given, None) for row, given in enumerate(seeds)}
+        self._ready.request(list(of_row), channel.Arguments(of_row, None), Command.RESET)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Has the environments `env_ids` take their actions; returns at once.
@@ -349,6 +369,25 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         self._begin_call(function, name, of_row)
         return self._answers()
 
+    def reset_some(
+        self, of_row: dict[int, tuple[int | None, dict[str, Any] | None]]
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Resets some environments, each with a (seed, options) of its own.
+
+        Returns:
+            observations of all environments, and each environment's info.
+        """
+        self._require_idle("reset_some")
+        self._begin("reset", Command.RESET, channel.Arguments(dict(of_row), None))
+        self._wait("reset", None)
+        observations, _, _, _, infos = self._outputs.apart(self._requests.results(), reset=True)
+        return observations, infos
+
+    def step_wait_apart(self) -> tuple[Any, Array, Array, Array, list[dict[str, Any]]]:
+        """Waits for `step_async`, with each environment's info as it gave it: none are batched."""
+        self._wait("step", None)
+        return self._outputs.apart(self._requests.results())
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Returns each environment's attribute `name`."""
         return self.call(name)
@@ -392,18 +431,18 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise ClosedEnvironmentError("the VectorEnv is closed")
+            raise VectorClosed("the VectorEnv is closed")
 
     def _require_idle(self, method: str) -> None:
         self._require_open()
         if self._waiting_for:
-            raise AlreadyPendingCallError(
+            raise VectorPending(
                 f"Calling `{method}` while waiting for a pending call to `{self._waiting_for}` to "
                 "complete",
                 self._waiting_for,
             )
         if method not in ("send", "async_reset") and self._ready.under_way:
-            raise AlreadyPendingCallError(
+            raise VectorPending(
                 f"Calling `{method}` while environments are under way: receive all their results",
                 "recv",
             )
@@ -432,7 +471,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
     def _wait(self, what: str, timeout: float | None) -> None:
         self._require_open()
         if self._waiting_for != what:
-            raise NoAsyncCallError(
+            raise VectorNotBegun(
                 f"Calling `{what}_wait` without any prior call to `{what}_async`.", what
             )
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,49 @@ def merge(infos: dict[str, Any], info: dict[str, Any], position: int, size: int)
         mask = f"_{key}"
         if not key.startswith("_") and mask not in info:
             infos.setdefault(mask, np.zeros(size, np.bool_))[part] = True
+
+
+def add(infos: dict[str, Any], info: dict[str, Any], row: int, size: int) -> None:
+    """Puts an environment's info at its row in `size`, as Gymnasium's vector environments do.
+
+    An array whose dtype or shape cannot hold a later value changes to one that can.
+    """
+    for key, value in info.items():
+        batch = infos.get(key)
+        if isinstance(value, dict) and isinstance(batch, dict | NoneType) and key != "final_obs":
+            batch = {} if batch is None else batch
+            add(batch, value, row, size)
+        else:
+            if isinstance(batch, dict):
+                batch = _objects([of_row(batch, i) for i in range(size)])
+            one = _objects([value]) if key == "final_obs" else _one(value)
+            batch = _with_room(batch, one, size)
+            batch[row] = value
+        infos[key] = batch
+        infos.setdefault(f"_{key}", np.zeros(size, np.bool_))[row] = True
+
+
+def _one(value: Any) -> Array:
+    """An array of one row, of the dtype and shape that a batch with the value has."""
+    if type(value) in (int, float, bool) or isinstance(value, np.number):
+        number = np.asarray([value])
+        if number.dtype != object:  # of an integer that has too many bits
+            return number
+    elif isinstance(value, np.ndarray):
+        return value[None]
+    return _objects([value])
+
+
+def of_row(infos: dict[str, Any], row: int) -> dict[str, Any]:
+    """A row's info out of a batch from `by_row`, where "_key" masks the rows that have a key."""
+    found = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        masks_another = key.startswith("_") and key[1:] in infos
+        if masks_another or (mask is not None and not mask[row]):
+            continue
+        found[key] = of_row(values, row) if isinstance(values, dict) else values[row]
+    return found
 
 
 def _with_room(array: Array | None, values: Array, size: int) -> Array:

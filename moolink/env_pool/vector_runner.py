@@ -11,11 +11,13 @@ import numpy as np
 from moolink.data.frameworks import as_numpy
 from moolink.env_pool import channel
 from moolink.env_pool.environment import Environment, EnvironmentFailed
+from moolink.env_pool.fitting import converted
 from moolink.env_pool.memory import Array, PoolMemory, PoolShape
 from moolink.env_pool.observations import writer
 from moolink.env_pool.runner import Failed
 from moolink.env_pool.spaces import Leaf, Tree, leaves, map_tree, parts
 from moolink.env_pool.vector_infos import by_row
+from moolink.internal.shown import shown
 
 _FINAL = "final_obs"
 
@@ -62,16 +64,15 @@ class VectorRunner:
                     self._cut_off(environment)
 
     def reset(self, rows: range, arguments: channel.Arguments) -> None:
-        """Resets the rows among `rows` that have a seed, be it None, in `arguments`."""
+        """Resets the rows among `rows` that have a seed and options in `arguments`."""
         for environment in self._of(rows):
             mask = np.array([row in arguments.of_row for row in _rows(environment)])
             if not mask.any():
                 continue
-            options = arguments.shared
-            if not mask.all():
-                options = (options or {}) | {"reset_mask": mask}
-            seeds = [arguments.of_row.get(row) for row in _rows(environment)]
+            given = [arguments.of_row.get(row, (None, None)) for row in _rows(environment)]
+            seeds = [seed for seed, _ in given]
             with environment.reporting():
+                options = _options(given, mask)
                 observations, infos = environment.reset(_seed(seeds), options)
                 self._begun(environment, observations, infos)
 
@@ -121,6 +122,8 @@ class VectorRunner:
                 raise ValueError(
                     f"step() gave {name} of shape {array.shape}, for {environment.rows} rows"
                 )
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"step() gave {name} of dtype {array.dtype}: {shown(values)}")
             getattr(memory, name)[part] = array
         self._take_infos(environment, infos)
 
@@ -179,8 +182,7 @@ class VectorRunner:
         arrays = leaves(self._memory.observation)
         for leaf, array, value in zip(leaves(self._tree), arrays, given, strict=True):
             batch = as_numpy(value)
-            _require_batch(leaf, environment, batch)
-            array[part] = batch
+            array[part] = _fitted(batch, leaf, environment, array.dtype)
 
 
 def _rows(environment: Environment) -> range:
@@ -190,6 +192,15 @@ def _rows(environment: Environment) -> range:
 def _part(environment: Environment) -> slice:
     rows = _rows(environment)
     return slice(rows.start, rows.stop)
+
+
+def _options(given: list[tuple[Any, Any]], mask: Array) -> dict[str, Any] | None:
+    """The options of a reset of the rows in `mask`, which are those of all of these rows."""
+    of_rows = [options for (_, options), asked in zip(given, mask, strict=True) if asked]
+    if any(options is not of_rows[0] for options in of_rows):
+        raise ValueError("the rows of a vector environment are reset with the same options")
+    options: dict[str, Any] | None = of_rows[0]
+    return options if mask.all() else (options or {}) | {"reset_mask": mask}
 
 
 def _seed(seeds: list[int | None]) -> Any:
@@ -209,10 +220,12 @@ def _at(batch: Any, index: int) -> Any:
     return batch[index]
 
 
-def _require_batch(leaf: Leaf, environment: Environment, batch: Array) -> None:
-    what = f"{leaf.path}: the observations have"
+def _fitted(batch: Array, leaf: Leaf, environment: Environment, dtype: Any) -> Array:
     shape = (environment.rows, *leaf.shape)
+    what = f"{leaf.path}: the observations have"
     if batch.shape != shape:
-        raise ValueError(f"{what} shape {batch.shape}, not {shape} ({leaf.space})")
-    if not np.can_cast(batch.dtype, leaf.dtype, "same_kind"):
-        raise TypeError(f"{what} dtype {batch.dtype}, their space has {leaf.dtype} ({leaf.space})")
+        raise ValueError(
+            f"{what} shape {batch.shape}, not {shape} ({leaf.space}): {shown(batch)} of dtype "
+            f"{batch.dtype} for dtype {dtype}"
+        )
+    return converted(batch, dtype, what, leaf.space)

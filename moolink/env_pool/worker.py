@@ -11,7 +11,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from moolink.env_pool import channel
+import numpy as np
+
+from moolink.env_pool import channel, generators
 from moolink.env_pool.board import Command
 from moolink.env_pool.environment import Environment, EnvironmentFailed, Layouts, derive_seed
 from moolink.env_pool.memory import PoolMemory, PoolShape, rows_of
@@ -41,8 +43,12 @@ class Worker:
     def run(self) -> None:
         """Makes the environments, tells the pool, serves until it closes."""
         environments: dict[int, Environment] = {}
+        seed = self._setup.seed
+        entropy = () if seed is None else (seed, self._index, self._life)
+        generators.seed_globals(*entropy)
         try:
             self._make(environments)
+            generators.seed_torch_if_new(*entropy)
             if self._life > 0:
                 self._link.discard_unread()  # Meant for an earlier life; the pool sends it again.
             self._tell(self._describe(list(environments.values())))
@@ -122,7 +128,9 @@ class Worker:
             if command is Command.STEP:
                 runner.step(first, count, None if shared_actions else self._given())
             elif command is Command.RESET:
-                runner.reset(range(first, first + count), self._arguments())
+                arguments = self._arguments()
+                self._seed_globals(arguments)
+                runner.reset(range(first, first + count), arguments)
             else:
                 runner.call(range(first, first + count), self._arguments())
             current[0] = 0
@@ -144,6 +152,13 @@ class Worker:
     def _arguments(self) -> channel.Arguments:
         arguments: channel.Arguments = self._link.receive()
         return arguments
+
+    def _seed_globals(self, reset: channel.Arguments) -> None:
+        """Seeds the global generators with a reset's first seed, so that it can be repeated."""
+        for seed, _ in reset.of_row.values():
+            if isinstance(seed, int | np.integer):
+                generators.seed_globals(int(seed), self._index)
+                return
 
     def _given(self) -> dict[int, Any]:
         return self._arguments().of_row

@@ -1,5 +1,6 @@
 """Environments of a main module: of a script, of standard input, of `python -c`."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -133,3 +134,60 @@ def test_environments_of_a_main_module_without_a_file_and_no_cloudpickle(how):
     last = done.stderr.splitlines()[-1]
     assert "defined in a notebook, on standard input or by `python -c`" in last
     assert "Define it at the top level of a module" in last
+
+
+IN_CHILDREN = """
+import concurrent.futures
+import multiprocessing
+import sys
+import numpy as np
+import moolink
+from tests.env_pool.pool_environments import Counter
+
+class Mine(Counter):
+    pass
+
+class Nested(Counter):
+    def __init__(self, index):
+        super().__init__(index)
+        self.pool = moolink.EnvPool(Mine, 1, 2)
+
+    def step(self, action):
+        for _ in range(2):
+            outputs = self.pool.step(0, np.full(2, action)).result()
+        return self.observe(action), float(outputs["reward"].sum()), False, False, {}
+
+def total(kind):
+    with moolink.EnvPool(kind, 2, 2) as pool:
+        for _ in range(2):
+            outputs = pool.step(0, np.array([1, 2])).result()
+        return float(outputs["reward"].sum())
+
+def put(results, kind):
+    results.put(total(kind))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    results = context.Queue()
+    process = context.Process(target=put, args=(results, Mine), daemon=True)
+    process.start()
+    print(results.get())
+    process.join()
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        print(pool.submit(total, Nested).result())
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_pools_in_children_of_multiprocessing_and_in_environments(tmp_path, method):
+    path = tmp_path / "script.py"
+    path.write_text(IN_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, str(path), method],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=2 * LONG,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("3.0\n6.0\n", 0), done.stderr

@@ -138,7 +138,11 @@ def test_actions_of_any_kind_and_stride(counters, actions):
     ("action", "error", "message"),
     [
         (np.zeros(3, np.int64), ValueError, r"action: expected shape \(4,\), got \(3,\)"),
-        (np.zeros(4, np.float32), TypeError, r"action: expected int64, got float32"),
+        (
+            np.zeros(4, np.float32),
+            TypeError,
+            "have dtype float32, its space has int64",
+        ),
         (np.array([0, 1, 1000, 2]), ValueError, r"action\[2\] is 1000, which is outside"),
         (np.array([0, 1, 2, -1]), ValueError, r"action\[3\] is -1, which is outside"),
         ({"a": np.zeros(4)}, ValueError, "expected shape"),

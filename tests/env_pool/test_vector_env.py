@@ -3,6 +3,7 @@
 import functools
 import logging
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -270,6 +271,76 @@ def test_a_vector_environment_of_absurd_size_is_refused(num_envs, workers, messa
 def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match="did you mean 'num_workers'"):
         moolink.VectorEnv(environments.Informed, 2, num_worker=2)
+
+
+def test_the_arguments_of_gymnasiums_async_vector_env_are_taken():
+    for shared_memory in (True, False):
+        envs = moolink.VectorEnv(
+            env_fns=[functools.partial(environments.Informed, row) for row in range(3)],
+            shared_memory=shared_memory,
+            copy=True,
+            context="forkserver",
+            daemon=False,
+            worker=None,
+            observation_mode="same",
+            autoreset_mode="NextStep",
+            max_concurrency=1,
+        )
+        assert envs.reset()[0][:, 0].tolist() == [0, 1, 2]
+        assert envs._requests.made == 1  # of one worker, which runs one environment at a time
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"context": "illegal"}, ValueError, "cannot find context for 'illegal'"),
+        ({"max_concurrency": 0}, ValueError, "max_concurrency must be at least 1"),
+        ({"max_concurrency": 1.5}, ValueError, "max_concurrency must be an integer"),
+        ({"env_fns": [make]}, TypeError, "either create_env or env_fns, got both"),
+        ({"create_env": None}, TypeError, "either create_env or env_fns, got neither"),
+        ({"observation_mode": (1, 2)}, TypeError, "the batched and the single space"),
+    ],
+)
+def test_wrong_arguments_of_async_vector_env_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        moolink.VectorEnv(**{"create_env": make, "num_envs": 2} | options)
+
+
+def test_a_worker_function_has_no_effect_and_a_warning_says_so():
+    with pytest.warns(UserWarning, match="worker=. has no effect"):
+        envs = moolink.VectorEnv(make, 2, worker=print)
+    envs.close()
+
+
+def test_errors_are_moolinks_and_gymnasiums():
+    envs = moolink.VectorEnv(make, 2)
+    for kind in (moolink.Error, gymnasium.error.NoAsyncCallError):
+        with pytest.raises(kind):
+            envs.step_wait()
+    envs.reset_async()
+    for kind in (moolink.Error, gymnasium.error.AlreadyPendingCallError):
+        with pytest.raises(kind, match="pending call to `reset`") as raised:
+            envs.step_async([0, 0])
+        assert raised.value.name == "reset"
+    envs.reset_wait()
+    envs.close()
+    for kind in (moolink.Closed, gymnasium.error.ClosedEnvironmentError):
+        with pytest.raises(kind, match="is closed"):
+            envs.reset()
+
+
+def test_a_space_is_one_object_and_keeps_its_seed():
+    with moolink.EnvPool(make, 1, 2) as pool, moolink.VectorEnv(make, 2) as envs:
+        kinds = ("observation_space", "action_space")
+        owned = [(owner, name) for owner in (pool, envs) for name in kinds]
+        owned += [(envs, f"single_{name}") for name in kinds]
+        for owner, name in owned:
+            getattr(owner, name).seed(1)
+            first = getattr(owner, name).sample()
+            getattr(owner, name).seed(1)
+            np.testing.assert_array_equal(getattr(owner, name).sample(), first)
+            assert getattr(owner, name) is getattr(owner, name)
 
 
 def test_functions_and_their_number_must_agree():

@@ -28,6 +28,30 @@ class Optioned(environments.Informed):
         return observation, info | {"seed": seed, "option": (options or {}).get("x")}
 
 
+class Taking(gymnasium.Env):
+    """Takes actions of a space, and tells which one it took and with which options it began."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    render_mode = None
+    taken = began = None
+
+    def __init__(self, space, index=0):
+        self.action_space = space
+        self.index = index
+
+    def reset(self, *, seed=None, options=None):
+        self.began = options
+        return np.zeros(2, np.float32), {"index": self.index, "list": [self.index] * self.index}
+
+    def step(self, action):
+        self.taken = action
+        return np.zeros(2, np.float32), 0.0, False, False, {"mixed": [1, "a", None][self.index]}
+
+
+def making(space):
+    return [functools.partial(Taking, space, index) for index in range(3)]
+
+
 def of(make, count=3, **options):
     return VecEnv(moolink.VectorEnv(make, count, num_workers=2, **options))
 
@@ -122,3 +146,105 @@ def test_ppo_learns_cartpole():
     after = np.mean([episode["r"] for episode in model.ep_info_buffer])
     assert after > 2 * before
     envs.close()
+
+
+NUMBER = gymnasium.spaces.Discrete(10)
+PAIR = gymnasium.spaces.Tuple((NUMBER, NUMBER))
+TRIPLE = gymnasium.spaces.Tuple((NUMBER, NUMBER, NUMBER))
+TEXT = gymnasium.spaces.Text(3)
+VECTOR = gymnasium.spaces.Box(0, 9, (2,), np.float32)
+
+
+def plain(value):
+    """As Python's numbers."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return np.asarray(value).tolist()
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (NUMBER, [1, 2, 3]),
+        (NUMBER, (1, np.int64(2), 3)),
+        (NUMBER, np.array([1, 2, 3])),
+        (VECTOR, [np.ones(2, np.float32), np.zeros(2), [2, 3]]),
+        (VECTOR, np.arange(6.0).reshape(3, 2)),
+        (TRIPLE, [(1, 2, 3), (4, 5, 6), (7, 8, 9)]),
+        (TRIPLE, ((1, 2, 3), (4, 5, 6), [7, 8, 9])),
+        (PAIR, np.array([[1, 2], [3, 4], [5, 6]])),
+        (gymnasium.spaces.Dict(a=NUMBER, b=PAIR), [{"a": i, "b": (i, 9 - i)} for i in range(3)]),
+        (gymnasium.spaces.Tuple((PAIR, VECTOR)), [((1, i), np.ones(2)) for i in range(3)]),
+        (gymnasium.spaces.Dict(t=TEXT, n=NUMBER), [{"t": "xy", "n": i} for i in range(3)]),
+        (gymnasium.spaces.Tuple((TEXT, NUMBER)), [("xy", i) for i in range(3)]),
+        (gymnasium.spaces.MultiBinary(2), [[0, 1], [1, 0], [1, 1]]),
+        (gymnasium.spaces.MultiBinary(2), np.ones((3, 2), np.float32)),
+    ],
+)  # fmt: skip
+def test_actions_are_indexed_by_environment(space, actions):
+    envs = VecEnv(moolink.VectorEnv(making(space)))
+    envs.reset()
+    envs.step(actions)
+    got = [plain(taken) for taken in envs.get_attr("taken")]
+    envs.close()
+    parts = isinstance(space, gymnasium.spaces.Tuple)
+    assert got == [plain(tuple(each) if parts else each) for each in actions]
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "message"),
+    [
+        (NUMBER, [1, 2], "one action for each of the 3 environments, got 2"),
+        (NUMBER, 1, "expected actions for 3 environments"),
+        (NUMBER, [1, 2, 0.5], "have dtype float64, its space has int64"),
+        (TRIPLE, (np.arange(3), np.arange(3), np.arange(3)), "may be a part of all environments"),
+        (TRIPLE, [(1, 2), (3, 4), (5, 6)], "expected a tuple of 3 parts, got 2"),
+        (PAIR, [(1, 2), (3, 4)], "one action for each of the 3 environments"),
+        (VECTOR, [np.ones(2), np.ones(1), np.ones(2)], r"environment 1 has shape \(1,\)"),
+        (gymnasium.spaces.Dict(a=NUMBER), [{"a": 1}, {"b": 1}, {}], r"environment 1: .*\['a'\]"),
+    ],
+)  # fmt: skip
+def test_actions_that_are_not_one_for_each_environment_are_refused(space, actions, message):
+    envs = VecEnv(moolink.VectorEnv(making(space)))
+    envs.reset()
+    with pytest.raises((ValueError, TypeError), match=message):
+        envs.step(actions)
+    envs.close()
+
+
+def test_options_and_infos_are_each_environments_own():
+    envs = VecEnv(moolink.VectorEnv(making(NUMBER)))
+    envs.reset()
+    assert envs.get_attr("began") == [None] * 3
+    assert envs.reset_infos == [{"index": i, "list": [i] * i} for i in range(3)]
+    options = [{"goal": np.zeros(2)}, {}, {"goal": np.ones(2)}]
+    envs.set_options(options)
+    envs.reset()
+    began = envs.get_attr("began")
+    assert began[1] is None
+    np.testing.assert_array_equal(began[2]["goal"], [1, 1])
+    envs.reset()
+    assert envs.get_attr("began") == [None] * 3
+    infos = envs.step([0, 0, 0])[3]
+    assert [info["mixed"] for info in infos] == [1, "a", None]
+    envs.close()
+    envs.close()
+
+
+def test_indices_attributes_and_images_are_as_in_sb3():
+    envs = VecEnv(moolink.VectorEnv(making(NUMBER)))
+    assert envs.get_attr("index", [-1, 0, 0]) == [2, 0, 0]
+    for indices in (3, [-4]):
+        with pytest.raises(IndexError, match="there is no environment"):
+            envs.get_attr("index", indices)
+    assert envs.has_attr("index")
+    assert not envs.has_attr("absent")
+    with pytest.raises(AttributeError, match="absent"):
+        envs.get_attr("absent")
+    with pytest.warns(UserWarning, match="only 'rgb_array' gives images"):
+        assert envs.get_images() == [None] * 3
+    envs.close()
+    with pytest.raises(ValueError, match="leave copy=True"):
+        of(monitored, copy=False)

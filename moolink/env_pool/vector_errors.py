@@ -1,0 +1,33 @@
+"""Errors of VectorEnv that are moolink's and Gymnasium's at once, so that either class catches."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+
+from moolink.errors import Closed, Error, TimeoutError
+
+
+class VectorTimeout(TimeoutError, multiprocessing.TimeoutError):
+    """The environments were not ready in time; wait again if you like."""
+
+
+class VectorClosed(Closed, ClosedEnvironmentError):
+    """The VectorEnv was closed."""
+
+
+class VectorPending(Error, AlreadyPendingCallError):
+    """Another request has to be waited for first."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class VectorNotBegun(Error, NoAsyncCallError):
+    """A wait for a request that was not begun."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
