@@ -76,7 +76,10 @@ def run_trial(options: Options, number: int, arguments: list[str], broker: str) 
         done = subprocess.run([*command, *arguments], stdout=file, stderr=file, check=False)
     if done.returncode != 0:
         raise TrialError(f"the job ended with status {done.returncode}; its output is in {output}")
-    value = json.loads(result.read_text())["mean_return"]
+    try:
+        value = json.loads(result.read_text())["mean_return"]
+    except OSError as error:  # the job goes on if its disk is full
+        raise TrialError(f"the job left no result ({error}); see {output}") from error
     if value is None:
         raise TrialError(f"no episode ended within {options.seconds:g} s; see {output}")
     return float(value)

@@ -34,6 +34,7 @@ _LINE = f"moolink learner {_VERSION}\n".encode()
 _SEAL = len(_LINE) + 8 + 4  # bytes: the line, the file's length, the checksum; little-endian
 _FOUND = re.compile(rb"moolink learner (\d{1,9})\n(.{8})(.{4})", re.DOTALL)
 _MOST_COMMENT = 65535  # bytes that a zip archive's comment has at most
+_MOST_TOLD = 4  # differences of a network
 _AT_ONCE = 8 << 20  # bytes that are summed together
 _DIRECTORY_END = b"PK\x05\x06"  # of a zip archive; 22 bytes with an empty comment
 
@@ -102,6 +103,32 @@ def check_can_go_on(options: Options, saved: dict[str, Any]) -> None:
             f"the checkpoint in {options.run_dir} has learned from {steps:,} steps already; "
             f"give more than --total-steps {options.total_steps}, or --no-resume to start anew"
         )
+
+
+def parameters(
+    options: Options, saved: Mapping[str, Any], like: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The checkpoint's parameters and buffers, for a network that has those of `like`.
+
+    Raises moolink.FileError if they are of another network: the environment has changed.
+    """
+    found: dict[str, np.ndarray] = saved["parameters"]
+    mine = {name: tuple(array.shape) for name, array in like.items()}
+    theirs = {name: tuple(array.shape) for name, array in found.items()}
+    differences = [
+        f"{name} is {theirs.get(name, 'not in it')}, here {mine.get(name, 'not there')}"
+        for name in sorted(mine | theirs)
+        if mine.get(name) != theirs.get(name)
+    ]
+    if differences:
+        path = options.run_dir / NAME
+        raise moolink.FileError(
+            f"the checkpoint {path} is of another network or environment: "
+            f"{'; '.join(differences[:_MOST_TOLD])}; give another --save-dir, or --no-resume to "
+            "start anew",
+            path=str(path),
+        )
+    return found
 
 
 def _write(file: BinaryIO, tree: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from gymnasium import spaces
 from jax import lax
 
 import moolink.jax
+from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ATARI, OptionError
@@ -280,7 +281,8 @@ def learn(o: ActorLearnerOptions) -> None:
     )
     state = optimizer.init(p)
     if run.saved is not None:
-        p = {name: jnp.array(run.saved["parameters"][name]) for name in p}
+        found = checkpoint.parameters(o, run.saved, p)
+        p = {name: jnp.array(found[name]) for name in p}
         state = moolink.jax.load_optimizer_state(state, run.saved["optimizer"])
 
     @jax.jit
@@ -333,7 +335,8 @@ def train(o: ActorLearnerOptions) -> None:
 def evaluate(o: ActorLearnerOptions) -> None:
     """Plays with the likeliest actions from the checkpoint and prints the returns."""
     with evaluated(o) as evaluation:
-        net, p = Net(*spaces_of(evaluation.envs), o.hidden_size), evaluation.saved["parameters"]
+        net = Net(*spaces_of(evaluation.envs), o.hidden_size)
+        p = checkpoint.parameters(o, evaluation.saved, net.init(o.seed, None))
         best = jax.jit(lambda x: net(p, x[None])[0][0].argmax(-1))
         while not evaluation.is_over():
             evaluation.step(np.asarray(best(evaluation.observation["obs"]))[:, None])

@@ -37,6 +37,6 @@ def snapshot(accumulator: moolink.jax.Accumulator) -> dict[str, Any]:
     }
 
 
-def restored(saved: dict[str, Any], names: Iterable[str]) -> Parameters:
+def arrays(found: Mapping[str, Any], names: Iterable[str]) -> Parameters:
     """Those parameters or buffers of a checkpoint, in this order."""
-    return OrderedDict((name, jnp.array(saved["parameters"][name])) for name in names)
+    return OrderedDict((name, jnp.array(found[name])) for name in names)

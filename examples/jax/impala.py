@@ -29,7 +29,7 @@ import optax
 from jax import lax
 
 import moolink.jax
-from examples.common import acting
+from examples.common import acting, checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.job import Left
@@ -413,7 +413,12 @@ def make_net(
     p = net.init(o.seed)
     if saved is None:
         return net, p, net.buffers(random_means(envs, o.seed))
-    return net, common.restored(saved, p), common.restored(saved, net.buffers({}))
+    spaces = envs.observation_spaces.items()
+    buffers = net.buffers(
+        {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}
+    )
+    found = checkpoint.parameters(o, saved, {**p, **buffers})
+    return net, common.arrays(found, p), common.arrays(found, buffers)
 
 
 def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:

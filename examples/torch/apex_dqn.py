@@ -30,6 +30,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import moolink.torch
+from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ATARI
@@ -212,7 +213,8 @@ def learn(o: ApexOptions) -> None:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if o.device == "auto" else o.device
     optimizer = torch.optim.Adam(net.to(device).parameters(), lr=o.learning_rate, eps=o.adam_eps)
     if run.saved is not None:
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in run.saved["parameters"].items()})
+        saved = checkpoint.parameters(o, run.saved, net.state_dict())
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
     target = copy.deepcopy(net).requires_grad_(False)
     played: queue.SimpleQueue[tuple[int, list[float]]] = queue.SimpleQueue()
@@ -273,7 +275,7 @@ def evaluate(o: ApexOptions) -> None:
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)
-        saved = evaluation.saved["parameters"]
+        saved = checkpoint.parameters(o, evaluation.saved, net.state_dict())
         net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
         while not evaluation.is_over():
             q = net(torch.from_numpy(evaluation.observation["obs"]))

@@ -222,7 +222,8 @@ def make(o: OnDeviceOptions, num_envs: int, saved: dict[str, Any] | None) -> tup
     size, actions = (torch.Size(box.shape).numel() for box in (inputs, envs.single_action_space))
     net = Net(size, actions, o)
     if saved is not None:
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved["parameters"].items()})
+        found = checkpoint.parameters(o, saved, net.state_dict())
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in found.items()})
     torch.manual_seed(o.acting_seed)  # no two peers take the same actions
     return envs, net.to(device)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import moolink.torch
+from examples.common import checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import PpoOptions
@@ -307,7 +308,8 @@ def make_net(envs: Environments, o: PpoOptions, saved: dict[str, Any] | None) ->
         net = Net(
             envs, {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}, o
         )
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved["parameters"].items()})
+        found = checkpoint.parameters(o, saved, net.state_dict())
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in found.items()})
     torch.manual_seed(o.acting_seed)  # no two peers take the same actions
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     return net.to(auto if o.device == "auto" else o.device)

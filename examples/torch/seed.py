@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import moolink.torch
+from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ATARI, OptionError
@@ -330,7 +331,8 @@ def learn(o: SeedOptions) -> None:
     device = device_of(o)
     optimizer = torch.optim.Adam(net.to(device).parameters(), lr=o.learning_rate, eps=o.adam_eps)
     if run.saved is not None:
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in run.saved["parameters"].items()})
+        saved = checkpoint.parameters(o, run.saved, net.state_dict())
+        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
 
     def snapshot() -> dict[str, Any]:
@@ -385,7 +387,7 @@ def evaluate(o: SeedOptions) -> None:
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size)
-        saved = evaluation.saved["parameters"]
+        saved = checkpoint.parameters(o, evaluation.saved, net.state_dict())
         net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
         while not evaluation.is_over():
             with torch.no_grad():

@@ -45,6 +45,24 @@ def test_trains_goes_on_and_is_evaluated(tmp_path, learner):
     status, output = run(*command)
     assert status == 0, output
     assert re.search(r"after 8,\d+ steps: mean return -?[\d.]+ of 5 episodes", output)
+    refuses_other_checkpoints(command, tmp_path, saved)
+
+
+def refuses_other_checkpoints(command, directory, saved):
+    """One of another network, and damaged ones, end the program with a line that says so."""
+    name, array = next((k, v) for k, v in saved["parameters"].items() if v.ndim == 2)
+    parameters = saved["parameters"] | {name: np.zeros((3, *array.shape), np.float32)}
+    checkpoint.save(directory, saved | {"parameters": parameters})
+    other = f"is of another network or environment: {name} is (3, "
+    for error in (other, f"{checkpoint.PREVIOUS} is damaged: the checksum of its "):
+        status, output = run(*command)
+        assert status == 2, output
+        assert error in output
+        assert "Traceback" not in output
+        for file in (checkpoint.NAME, checkpoint.PREVIOUS):
+            data = bytearray((directory / file).read_bytes())
+            data[len(data) // 2] ^= 1
+            (directory / file).write_bytes(data)
 
 
 @pytest.mark.parametrize("learner", ["torch.impala", "jax.ppo"])
