@@ -25,8 +25,8 @@ _PAUSE = 0.1  # seconds before the next item, where the learner has no such queu
 
 
 class TrajectoryWriter(Closing):
-    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; `close` may come
-    from another one, and then ends its waits with moolink.Closed.
+    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; `close` may
+    come from another one, and then ends its waits with moolink.Closed.
 
     Args:
         rpc: this peer, connected to the learner or to a peer that knows it.
