@@ -20,6 +20,7 @@ from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import floats_of, keys_of, priorities_of
 from moolink.replay.options import Table
+from moolink.replay.reading import Items
 from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
@@ -201,6 +202,12 @@ class ReplayClient:
 
     def __repr__(self) -> str:
         return f"<moolink.ReplayClient of {self._name!r} at {self._server!r}>"
+
+    def _items(
+        self, keys: npt.NDArray[np.int64] | None, table: str | None
+    ) -> tuple[npt.NDArray[np.int64], Items]:
+        there, items = self._call(names.ITEMS, table, keys)
+        return np.asarray(there), Items(*items)
 
     def _call(self, function: str, *args: Any) -> Any:
         return self._rpc.sync(self._server, function.format(self._name), *args)

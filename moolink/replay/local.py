@@ -17,13 +17,14 @@ from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
-from moolink.replay import array_conversion
+from moolink.replay import array_conversion, reading
 from moolink.replay.array_conversion import Arrays
 from moolink.replay.batch import Batch, Batches
 from moolink.replay.layout import floats_of, keys_of
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.open_table import OpenTable
 from moolink.replay.options import Table
+from moolink.replay.reading import Items
 from moolink.replay.tables import Stop, Tables
 from moolink.replay.writer import Writer
 from moolink.reports import ReplayStats
@@ -304,6 +305,12 @@ class Replay(Closing):
             replay.close()
             raise
         return replay
+
+    def _items(
+        self, keys: npt.NDArray[np.int64] | None, table: str | None
+    ) -> tuple[npt.NDArray[np.int64], Items]:
+        """All keys, and the items that have `keys`: see :func:`reading.read`."""
+        return reading.read(self._tables, self._tables.find(table), keys)
 
     def close(self) -> None:
         """Waiting inserts and samples raise moolink.Closed."""

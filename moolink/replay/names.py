@@ -8,8 +8,9 @@ REMOVE = "moolink.replay/{}/remove"
 RESET = "moolink.replay/{}/reset"
 STATS = "moolink.replay/{}/stats"
 WRITE = "moolink.replay/{}/write"
+ITEMS = "moolink.replay/{}/items"
 END = "moolink.replay/{}/end"
 
 TURN = 5.0  # seconds for which one call waits at the server; the client makes the next one
 
-ALL = (DESCRIBE, EXTEND, SAMPLE, UPDATE, REMOVE, RESET, STATS, WRITE, END)
+ALL = (DESCRIBE, EXTEND, SAMPLE, UPDATE, REMOVE, RESET, STATS, WRITE, ITEMS, END)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.shown import shown
 from moolink.replay import names, turns
+from moolink.replay.layout import keys_of
 from moolink.replay.local import Replay
 from moolink.replay.local_steps import LocalSteps
 from moolink.replay.tables import Tables
@@ -59,6 +61,7 @@ class ReplayServer(Closing):
             names.REMOVE: self._remove,
             names.RESET: self._reset,
             names.STATS: self.stats,
+            names.ITEMS: self._items,
             names.END: self._end,
         }
         with serving.only_one(f"a replay server of {name!r}"):
@@ -108,6 +111,10 @@ class ReplayServer(Closing):
 
     def _reset(self, table: str | None) -> None:
         self._replay.reset(table=table)
+
+    def _items(self, table: str | None, keys: Any) -> Any:
+        there, items = self._replay._items(keys if keys is None else keys_of(keys), table)
+        return there, dataclasses.astuple(items)
 
     # These wait for limiter or room.
 

@@ -1,6 +1,6 @@
-"""moolink behind TorchRL's interfaces: a replay buffer and a weight sync scheme."""
+"""moolink behind TorchRL's interfaces: replay buffers and a weight sync scheme."""
 
-from moolink.torchrl.replay_buffer import ReplayBuffer
+from moolink.torchrl.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
 from moolink.torchrl.weight_sync import WeightSyncScheme
 
-__all__ = ["ReplayBuffer", "WeightSyncScheme"]
+__all__ = ["PrioritizedReplayBuffer", "ReplayBuffer", "WeightSyncScheme"]

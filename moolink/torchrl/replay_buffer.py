@@ -2,125 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data import ReplayBuffer as AnyReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers.utils import pin_memory_output
 
-from moolink.replay import Replay, ReplayClient
-from moolink.reports import ReplayTableStats
+from moolink.replay import Prioritized, Replay, ReplayClient
+from moolink.torchrl import components
+from moolink.torchrl.table_view import TableView, batch_of_one
 
 INDEX = "index"
 WEIGHT = "priority_weight"  # TorchRL's losses and users read the weights from this key
 
+_OPTIONS = {
+    *("collate_fn", "pin_memory", "prefetch", "transform", "transform_factory"),
+    *("dim_extend", "delayed_init"),
+}
+"""Arguments that TorchRL's constructor takes with their meaning."""
 
-class ReplayBuffer:
+
+class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
     """A table of a :class:`moolink.Replay` or :class:`moolink.ReplayClient` with the methods of
     `torchrl.data.TensorDictReplayBuffer`, for TorchRL's collectors, trainers and losses:
 
         table = moolink.replay.Table("steps", 100_000, sampler=moolink.replay.Prioritized(0.6))
         buffer = moolink.torchrl.ReplayBuffer(moolink.Replay(table), batch_size=256, beta=0.4)
 
-    An item is a TensorDict without a batch dimension. Samples have the items' keys as `"index"`
-    and importance weights as `"priority_weight"`, both [batch_size].
+    An item is a TensorDict without a batch dimension, or a tensor, or a tuple of tensors. Samples
+    that are TensorDicts have the items' keys as `"index"` and importance weights as
+    `"priority_weight"`, both [batch_size].
 
     Args:
         replay: a replay of this process, or a client of one. Any number of buffers may share it.
+            None: a replay of its own, as `storage`, `sampler` and `writer` describe it.
         table: the table's name; may be left out if the replay has only one table.
         batch_size: the batch size of `sample()` without an argument, and of iteration.
         priority_key: the entry of a TensorDict that has the priority of each item.
-        beta: the exponent of the importance weights.
-        timeout: seconds for which an insert or a sample waits for the table's limiter and for room;
-            None: no limit.
+        beta: the exponent of the importance weights; None: that of `sampler`, or else 1.
+        timeout: seconds for which an insert or a sample waits for items, for the table's limiter
+            and for room. None: a sample of an empty table is an error at once; else no limit.
         device: the device of samples; None: the CPU.
+        storage: TorchRL's `ListStorage`, `LazyTensorStorage` or `LazyMemmapStorage`, without items:
+            its size is the table's, its folder the replay's `spill`, its device that of samples.
+        sampler: TorchRL's `RandomSampler` or `PrioritizedSampler`.
+        writer: TorchRL's `RoundRobinWriter` or `TensorDictRoundRobinWriter`.
+        options: `collate_fn`, `pin_memory`, `prefetch`, `transform`, `transform_factory`,
+            `dim_extend` and `delayed_init`, as TorchRL's.
+
+    Raises:
+        TypeError: a table cannot be like one of TorchRL's components, or an option is another.
     """
 
     def __init__(
         self,
-        replay: Replay | ReplayClient,
+        replay: Replay | ReplayClient | None = None,
         *,
         table: str | None = None,
         batch_size: int | None = None,
         priority_key: str = "td_error",
-        beta: float = 1.0,
+        beta: float | None = None,
         timeout: float | None = None,
         device: Any = None,
+        storage: Any = None,
+        sampler: Any = None,
+        writer: Any = None,
+        **options: Any,
     ) -> None:
-        self._replay = replay
-        self._table = table
-        self._batch_size = batch_size
-        self._priority_key = priority_key
-        self._beta = beta
-        self._timeout = timeout
-        self._device = device
-        self._greatest = 1.0  # the greatest priority so far: new items get it, as in TorchRL
+        if others := options.keys() - _OPTIONS:
+            raise TypeError(f"a replay's table has no {', '.join(sorted(others))}")
+        described = 1.0
+        if replay is None:
+            replay, described, place = components.described(storage, sampler, writer)
+            device = place if device is None else device
+        elif not (storage is sampler is writer is None):
+            raise TypeError("give a replay, or the storage, sampler and writer of a new one")
+        self._beta = described if beta is None else beta
+        self._view = TableView(replay, table, timeout, device)
+        super().__init__(
+            priority_key=priority_key,
+            storage=components.TableStorage(self._view),
+            sampler=components.TableSampler(self._view),
+            writer=components.TableWriter(self._view),
+            batch_size=batch_size,
+            **options,
+        )
+        if self.dim_extend:
+            raise ValueError("items lie along the first dimension: dim_extend is 0")
 
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size of `sample()` without an argument."""
-        return self._batch_size
-
-    @property
-    def write_count(self) -> int:
-        """The number of items that anyone inserted since the table was made or emptied."""
-        return self._stats()["inserts"]
-
-    def __len__(self) -> int:
-        return self._stats()["size"]
-
-    def add(self, data: TensorDictBase) -> int:
+    def add(self, data: Any) -> int:
         """Inserts an item; returns its key."""
-        return int(self.extend(data.unsqueeze(0))[0])
+        return int(self.extend(batch_of_one(data))[0])
 
-    def extend(self, tensordicts: TensorDictBase) -> Tensor:
-        """Inserts the items along the first batch dimension; returns their keys, int64.
+    def extend(self, tensordicts: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Inserts the items along the first batch dimension, or those of a list; returns their
+        keys, int64.
 
-        An item's priority is its entry `priority_key`, or else the greatest one so far.
+        An item's priority is its entry `priority_key`, or else the greatest one so far; with
+        `update_priority=False` the greatest one.
 
         Raises:
             ValueError: there is no batch dimension, or the priorities do not fit the items.
             TimeoutError: the table's limiter or lack of room kept items out until `timeout`.
         """
-        if not tensordicts.batch_dims:
-            raise ValueError("extend() takes a TensorDict with a batch dimension; add() takes one")
-        given = tensordicts.get(self._priority_key, None)
-        priorities = _each(self._greatest if given is None else given, tensordicts.shape[:1])
-        keys = self._replay.extend(
-            tensordicts.exclude(INDEX, WEIGHT, self._priority_key).to_dict(),
-            priorities,
-            table=self._table,
-            timeout=self._timeout,
+        data = (
+            torch.utils._pytree.tree_map(_stacked, *tensordicts)
+            if _is_list(tensordicts)
+            else tensordicts
         )
-        self._greatest = priorities.max(initial=self._greatest)
-        return torch.from_numpy(keys)
+        if len(self._transform):
+            data = self._transform.inv(data)
+        if data is None:
+            return torch.zeros((0, 1), dtype=torch.int64)
+        given = None
+        if isinstance(data, TensorDictBase):
+            if not data.batch_dims:
+                raise ValueError(
+                    "extend() takes a TensorDict with a batch dimension; add() takes one"
+                )
+            if update_priority is not False:
+                given = data.get(self.priority_key, None)
+            size = data.shape[:1]
+            data = data.exclude(INDEX, WEIGHT, self.priority_key)
+        else:
+            size = torch.as_tensor(torch.utils._pytree.tree_leaves(data)[0]).shape[:1]
+        priorities = _each(self._view.greatest if given is None else given, size)
+        return self._view.insert(data, priorities)
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, include_info: Any = None
+    ) -> Any:
         """Samples items that the table's sampler chooses.
 
         Returns:
             A TensorDict of batch size [batch_size], or of fewer items where time was up before the
             limiter had granted all; with `return_info`, a tuple of it and a dict
-            with `"index"`, `"probabilities"`, `"priorities"` and `"times_sampled"`.
+            with `"index"`, `"priority_weight"`, `"probabilities"`, `"priorities"` and
+            `"times_sampled"`.
 
         Raises:
-            ValueError: neither this call nor the constructor gives a batch size.
+            RuntimeError: neither this call nor the constructor gives a batch size, or the table is
+                empty and there is no `timeout`.
             TimeoutError: the limiter granted no item within `timeout`.
         """
-        size = self._size(batch_size)
-        batch = self._replay.sample(size, table=self._table, timeout=self._timeout)
-        data = self._tensordict(batch)
-        if not return_info:
-            return data
-        info = {name: getattr(batch, name) for name in ("probabilities", "priorities")}
-        return data, {INDEX: data[INDEX], **info, "times_sampled": batch.times_sampled}
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        """Yields samples without end and without a time limit, and samples two of them ahead."""
-        with self._replay.batches(self._size(None), table=self._table) as batches:
-            yield from map(self._tensordict, batches)
+        data, info = AnyReplayBuffer.sample(self, batch_size, return_info=True)
+        return (data, info) if return_info else data
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Sets the priorities of the items with these keys; skips items that are gone.
@@ -131,8 +161,9 @@ class ReplayBuffer:
         """
         keys = torch.as_tensor(index, dtype=torch.int64, device="cpu")
         priorities = _each(priority, keys.shape)
-        self._replay.update_priorities(keys.reshape(-1).numpy(), priorities, table=self._table)
-        self._greatest = priorities.max(initial=self._greatest)
+        view = self._view
+        view.replay.update_priorities(keys.reshape(-1).numpy(), priorities, table=view.table)
+        view.greatest = priorities.max(initial=view.greatest)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Sets the priorities of a sample's items to its entry `priority_key`.
@@ -140,30 +171,70 @@ class ReplayBuffer:
         Raises:
             KeyError: it has no such entry.
         """
-        self.update_priority(data[INDEX], data[self._priority_key])
+        self.update_priority(data[INDEX], data[self.priority_key])
 
-    def empty(self) -> None:
-        """Removes all items, and starts the counts anew."""
-        self._replay.reset(table=self._table)
+    def set_at_(self, key: Any, value: Any, index: Any) -> NoReturn:
+        """Refused: items do not change."""
+        components.not_changed()
 
-    def _stats(self) -> ReplayTableStats:
-        tables = self._replay.stats()["tables"]
-        name = next(iter(tables)) if self._table is None and len(tables) == 1 else self._table
-        if name not in tables:
-            raise ValueError(f"there is no table {name!r}; the tables are {', '.join(tables)}")
-        return tables[name]
+    def set_(self, key: Any, value: Any) -> NoReturn:
+        """Refused: items do not change."""
+        components.not_changed()
 
-    def _size(self, batch_size: int | None) -> int:
-        size = self._batch_size if batch_size is None else batch_size
-        if size is None:
-            raise ValueError("give a batch_size, here or to the buffer")
-        return size
+    def update_(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused: items do not change."""
+        components.not_changed()
 
-    def _tensordict(self, batch: Any) -> TensorDict:
-        data = TensorDict(batch.data, batch_size=[len(batch)])
-        data[INDEX] = torch.from_numpy(batch.keys)
-        data[WEIGHT] = torch.from_numpy(batch.weights(self._beta))
-        return data if self._device is None else data.to(self._device)
+    def set_storage(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused: a buffer keeps its table."""
+        raise TypeError("a buffer keeps its table: make another buffer")
+
+    set_sampler = set_writer = set_storage
+
+    def share(self, shared: bool = True) -> Any:
+        """Refused: a replay is shared by a server."""
+        if shared:
+            raise TypeError("share a replay by a moolink.ReplayServer, and use its clients")
+        return super().share(shared)
+
+    @pin_memory_output  # type: ignore[untyped-decorator]
+    def _sample(self, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        batch, data = self._view.sample(batch_size)
+        weights = torch.from_numpy(batch.weights(self._beta))
+        info = {INDEX: torch.from_numpy(batch.keys), WEIGHT: weights}
+        if isinstance(data, TensorDictBase):
+            for name, values in info.items():
+                data[name] = values
+        for name in ("probabilities", "priorities", "times_sampled"):
+            info[name] = getattr(batch, name)
+        data = self._collate_fn(data)
+        return self._transform(data) if len(self._transform) else data, info
+
+    def _get_collate_fn(self, collate_fn: Any) -> None:
+        self._collate_fn = (lambda data: data) if collate_fn is None else collate_fn
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A :class:`ReplayBuffer` with a table of its own that samples by priorities, as
+    `torchrl.data.TensorDictPrioritizedReplayBuffer`.
+
+    Args:
+        alpha: the exponent of the priorities.
+        beta: the exponent of the importance weights.
+        storage, options: as for :class:`ReplayBuffer`.
+    """
+
+    def __init__(self, *, alpha: float, beta: float, storage: Any = None, **options: Any) -> None:
+        replay, device = components.stored_like(storage, Prioritized(alpha))
+        super().__init__(replay, beta=beta, device=options.pop("device", device), **options)
+
+
+def _is_list(data: Any) -> bool:
+    return isinstance(data, list)
+
+
+def _stacked(*leaves: Any) -> Tensor:
+    return torch.stack([torch.as_tensor(leaf) for leaf in leaves])
 
 
 def _each(priorities: Any, items: torch.Size) -> np.ndarray:

@@ -13,7 +13,15 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
-from torchrl.data import OneHot
+from torchrl.data import (
+    LazyTensorStorage,
+    ListStorage,
+    OneHot,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorStorage,
+)
 from torchrl.envs import GymWrapper
 from torchrl.modules import EGreedyModule, QValueModule
 from torchrl.objectives import DQNLoss, SoftUpdate
@@ -85,7 +93,7 @@ def test_priorities(replay):
     for value, priority in [(0, 1), (1, 3), (2, 3), (3, 5)]:
         assert set(info["priorities"][sample["obs"][:, 0] == value].tolist()) == {priority}
     buffer.update_priority(sample["index"][:1], 0.5)
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(RuntimeError, match="batch_size"):
         buffer.sample()
     with pytest.raises(ValueError, match="batch dimension"):
         buffer.extend(steps(1)[0])
@@ -168,3 +176,127 @@ def test_a_collector_fills_it_and_dqn_learns_from_it():
     with torch.no_grad():
         lengths = [envs.rollout(500, greedy).shape[0] for envs in one_hot_envs(5)]
     assert sum(lengths) / 5 > 100, lengths  # random play: about 22
+
+
+def test_a_sample_of_an_empty_table_is_an_error_at_once_or_after_the_timeout(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, batch_size=1)
+    for _ in range(2):
+        assert not buffer.can_sample()
+        with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+            buffer.sample()
+        buffer.extend(steps(1))
+        assert buffer.can_sample()
+        assert buffer.sample()["obs"].tolist() == [[1, -1]]
+        buffer.empty()
+    with pytest.raises(moolink.TimeoutError, match="0 items"):
+        moolink.torchrl.ReplayBuffer(replay, batch_size=1, timeout=0.1).sample()
+
+
+def test_items_are_read_by_place_and_by_key(replay):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    assert len(buffer[:]) == 0
+    keys = buffer.extend(steps(0, 1, 2, 3))
+    values = torch.arange(4.0)
+    assert torch.equal(buffer[:]["obs"], torch.stack([values, -values], 1))
+    assert torch.equal(buffer["next", "done"][:, 0], values > 2)
+    assert buffer[1]["obs"].tolist() == [1, -1]
+    assert buffer[-1]["next", "done"].tolist() == [True]
+    assert buffer[keys[[3, 0]]]["obs"][:, 0].tolist() == [3, 0]
+    assert buffer[[2, 1]]["obs"][:, 0].tolist() == [2, 1]
+    assert buffer[values > 1]["obs"][:, 0].tolist() == [2, 3]
+    assert [step["obs"][0].item() for step in buffer.storage] == [0, 1, 2, 3]
+    assert (int(keys[0]) in buffer.storage, 3 in buffer.storage, 4 in buffer.storage) == (1, 1, 0)
+    assert (buffer.storage.max_size, buffer.writer._cursor) == (100, 4)
+    with pytest.raises(IndexError):
+        buffer[4]
+    replay.remove(keys[:1].numpy())
+    assert buffer[0]["obs"].tolist() == [1, -1]
+    with pytest.raises((KeyError, moolink.RemoteError), match=str(int(keys[0]))):
+        buffer[keys]
+    for change in (
+        lambda: buffer.__setitem__(0, steps(1)[0]),
+        lambda: buffer.set_("obs", torch.zeros(3, 2)),
+        lambda: buffer.set_at_("obs", torch.zeros(1, 2), 0),
+        lambda: buffer.update_(steps(1, 2, 3)),
+        lambda: buffer.set_storage(None),
+        lambda: buffer.set_sampler(None),
+        lambda: buffer.set_writer(None),
+        lambda: buffer.share(),
+    ):
+        with pytest.raises(TypeError, match=r"do not change|keeps its table|ReplayServer"):
+            change()
+
+
+def test_items_made_of_several_steps_are_read(replay):
+    writer = replay.writer(3)
+    for i in range(5):
+        writer.append({"x": torch.full((2,), float(i))})
+        if i > 1:
+            x = writer.history["x"]
+            writer.create_item({"all": x[-3:], "last": x[-1]})
+    writer.flush()
+    data = moolink.torchrl.ReplayBuffer(replay)[:]
+    assert data["all"][..., 0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert data["last"].tolist() == [[2, 2], [3, 3], [4, 4]]
+
+
+def test_transforms_prefetching_and_collate(replay):
+    buffer = moolink.torchrl.ReplayBuffer(
+        replay, batch_size=3, prefetch=2, timeout=20, collate_fn=lambda data: data.clone()
+    )
+    buffer.append_transform(lambda data: data.set("twice", 2 * data["obs"]))
+    buffer.extend(steps(1, 2))
+    for batch in (buffer.sample(), next(iter(buffer)), buffer.next(), buffer[:]):
+        assert torch.equal(batch["twice"], 2 * batch["obs"])
+    buffer.shutdown()
+
+
+def test_states_are_saved_and_loaded(replay, tmp_path):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    buffer.extend(steps(0, 1, 2).set("td_error", torch.tensor([1.0, 2.0, 4.0])))
+    state = buffer.state_dict()
+    buffer.dumps(tmp_path / "saved")
+    for load in (lambda other: other.load_state_dict(state), lambda o: o.loads(tmp_path / "saved")):
+        other = moolink.torchrl.ReplayBuffer(Replay(Table("t", 10, sampler=Prioritized(1.0))))
+        other.extend(steps(9))
+        load(other)
+        assert torch.equal(other[:]["obs"], buffer[:]["obs"])
+        assert other.storage.state_dict()["priorities"].tolist() == [1, 2, 4]
+    file = tmp_path / "saved" / "storage" / "items.pt"
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], whole[:-1]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"items\.pt is damaged"):
+            other.loads(tmp_path / "saved")
+    assert len(other) == 3
+
+
+def test_a_table_as_torchrl_s_components_describe_it():
+    buffer = moolink.torchrl.PrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=lambda: ListStorage(4), batch_size=2
+    )
+    buffer.extend(steps(0, 1, 2, 3, 4))
+    assert buffer[:]["obs"][:, 0].tolist() == [1, 2, 3, 4]
+    buffer.update_priority(buffer.extend(steps(5)), 3.0)
+    _, info = buffer.sample(100, return_info=True)
+    of = info["priorities"] == 3
+    assert info["probabilities"][of][0] / info["probabilities"][~of][0] == pytest.approx(3**0.6)
+    weights = info["priority_weight"]
+    assert weights[of][0] / weights[~of][0] == pytest.approx(3**-0.24)
+    storage = LazyTensorStorage(4)
+    sized = moolink.torchrl.ReplayBuffer(storage=storage, sampler=RandomSampler())
+    sized.extend(steps(0, 1, 2, 3, 4))
+    assert (len(sized), sized.write_count) == (4, 5)
+    plain = moolink.torchrl.ReplayBuffer(batch_size=2)
+    plain.extend([torch.tensor([1]), torch.tensor([1])])
+    assert plain.sample().tolist() == [[1], [1]]
+    for refused in (
+        {"storage": LazyTensorStorage(4, ndim=2)},
+        {"storage": TensorStorage(torch.zeros(3))},
+        {"sampler": SamplerWithoutReplacement()},
+        {"writer": TensorDictMaxValueWriter()},
+        {"generator": torch.Generator()},
+        {"replay": Replay(Table("t", 1)), "storage": storage},
+    ):
+        with pytest.raises(TypeError):
+            moolink.torchrl.ReplayBuffer(**refused)

@@ -1,0 +1,209 @@
+"""The storage, sampler and writer of a buffer, as TorchRL's code meets them, and the table that
+TorchRL's own ones describe."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from torchrl.data.replay_buffers import samplers, storages, writers
+
+from moolink.replay import Prioritized, Replay, Table, Uniform
+from moolink.torchrl.table_view import TableView, batch_of_one, first_of
+
+_FILE = "items.pt"
+
+
+def not_changed() -> NoReturn:
+    """Refuses to change items."""
+    raise TypeError("items of a replay do not change: other processes may be reading them")
+
+
+class TableStorage(storages.Storage):  # type: ignore[misc]
+    """The items of a table; places count from the oldest item on, keys are taken as well."""
+
+    def __init__(self, view: TableView) -> None:
+        # Without the base's constructor: the table has the size, and a server may be asked for it.
+        self._view = view
+        self._compilable = False
+        self.checkpointer = None
+        self.device = view.device
+
+    @property
+    def max_size(self) -> int:
+        """The most items that the table has."""
+        return self._view.max_size
+
+    def __len__(self) -> int:
+        return self._view.stats()["size"]
+
+    def get(self, index: Any) -> Any:
+        """The items at these places, or with these keys."""
+        _, data = self._view.items(index)
+        one = not isinstance(index, slice) and np.ndim(index) == 0
+        return first_of(data) if one else data
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Refused."""
+        not_changed()
+
+    def contains(self, item: Any) -> Any:
+        """Whether there is a place, or an item of a key."""
+        there, _ = self._view.replay._items(np.empty(0, np.int64), self._view.table)
+        index = torch.as_tensor(item)
+        return torch.isin(index, torch.from_numpy(there)) | ((index >= 0) & (index < len(there)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All items with their priorities."""
+        items, data = self._view.items()
+        tree = data.to_dict() if isinstance(data, TensorDictBase) else data
+        return {"data": tree, "priorities": torch.from_numpy(np.array(items.priorities))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Empties the table, and inserts the items, which get new keys."""
+        self._empty()
+        if len(priorities := state_dict["priorities"]):
+            self._view.insert(state_dict["data"], priorities.numpy())
+
+    def dumps(self, path: Any) -> None:
+        """Writes `state_dict()` into a folder."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / _FILE)
+
+    def loads(self, path: Any) -> None:
+        """As `load_state_dict`, from a folder.
+
+        Raises:
+            ValueError: the file is damaged; the table is as it was.
+        """
+        file = Path(path) / _FILE
+        try:
+            state = torch.load(file, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{file} is damaged, load another one: {error}") from error
+        self.load_state_dict(state)
+
+    def _empty(self) -> None:
+        self._view.replay.reset(table=self._view.table)
+
+
+class _Stateless:
+    """The state is in the table."""
+
+    def __init__(self, view: TableView) -> None:
+        super().__init__()
+        self._view = view
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def dumps(self, path: Any) -> None:
+        """Writes nothing."""
+
+    def loads(self, path: Any) -> None:
+        """Reads nothing."""
+
+
+class TableSampler(_Stateless, samplers.Sampler):  # type: ignore[misc]
+    """The table's sampler."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """The keys of a sample, and an empty dict."""
+        return torch.from_numpy(self._view.sample(batch_size)[0].keys), {}
+
+    @property
+    def default_priority(self) -> float:
+        """That of an item that is inserted without one."""
+        return self._view.greatest
+
+    def _empty(self) -> None:
+        """The storage empties the table."""
+
+
+class TableWriter(_Stateless, writers.Writer):  # type: ignore[misc]
+    """Inserts into the table."""
+
+    def add(self, data: Any) -> int:
+        """Inserts an item; returns its key."""
+        return int(self.extend(batch_of_one(data))[0])
+
+    def extend(self, data: Any) -> Tensor:
+        """Inserts the items along the first dimension; returns their keys."""
+        size = len(torch.utils._pytree.tree_leaves(data)[0])
+        return self._view.insert(data, np.full(size, self._view.greatest))
+
+    @property
+    def _write_count(self) -> int:
+        return self._view.stats()["inserts"]
+
+    @property
+    def _cursor(self) -> int:
+        return self._write_count % self._view.max_size
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """The storage empties the table."""
+
+
+def described(storage: Any, sampler: Any, writer: Any) -> tuple[Replay, float, Any]:
+    """A replay of one table as TorchRL's components describe it, the exponent of the importance
+    weights, and the device of samples.
+
+    Raises:
+        TypeError: a table cannot be like one of them.
+    """
+    sampler = _made(sampler, samplers.Sampler)
+    writer = _made(writer, writers.Writer)
+    beta = 1.0
+    selector: Any = Uniform()
+    if type(sampler) is samplers.PrioritizedSampler:
+        selector, beta = Prioritized(sampler._alpha), sampler._beta
+    elif type(sampler) not in (type(None), samplers.RandomSampler):
+        raise _other("sampler", sampler, "a RandomSampler or a PrioritizedSampler")
+    if type(writer) not in (
+        type(None),
+        writers.RoundRobinWriter,
+        writers.TensorDictRoundRobinWriter,
+    ):
+        raise _other("writer", writer, "a RoundRobinWriter")
+    replay, device = stored_like(storage, selector)
+    return replay, float(beta), device
+
+
+def stored_like(storage: Any, selector: Any) -> tuple[Replay, Any]:
+    """A replay of one table of a storage's size, and the device of samples.
+
+    Raises:
+        TypeError: a table cannot be like it.
+    """
+    storage = ListStorage(1000) if storage is None else _made(storage, storages.Storage)
+    if type(storage) not in (ListStorage, LazyTensorStorage, LazyMemmapStorage):
+        raise _other("storage", storage, "a ListStorage, LazyTensorStorage or LazyMemmapStorage")
+    if storage.ndim != 1 or len(storage):
+        raise TypeError("a storage describes a table if it has one dimension and no items yet")
+    folder = getattr(storage, "scratch_dir", None)
+    device = getattr(storage, "device", None)
+    on_host = device in (None, "auto") or torch.device(device).type == "cpu"
+    table = Table("buffer", storage.max_size, selector)
+    return Replay(table, spill=folder), None if on_host else device
+
+
+def _made(component: Any, kind: type) -> Any:
+    """TorchRL takes a component, or a function that makes it."""
+    return component if component is None or isinstance(component, kind) else component()
+
+
+def _other(name: str, given: Any, like: str) -> TypeError:
+    return TypeError(
+        f"a table has no {name} like {type(given).__name__}: give {like}, or a moolink replay with "
+        "the table that you want"
+    )
