@@ -90,15 +90,17 @@ class DeviceSums:
         tensors = [data] if place is None else [data, place]
         suits = all(_suits(tensor, communicator.device) for tensor in tensors)
         mark = self._backend.mark(data) if suits else None
+        part = epoch.rank, next(epoch.parts)
         mine = {
             "ready": suits and epoch.is_ready(),
             "what": f"{op} {leaf.dtype} {leaf.array.shape}",
+            "parts": [part],
         }
         with self._lock:  # excludes update()
             if self._core.epoch() != epoch.number:  # another thread has called update()
                 raise over(epoch)
             agreement = self._core.all_reduce_value(name, mine, epoch.combine(), False)
-        operation = Operation(name, data, op, place, mark, agreement)
+        operation = Operation(name, data, op, place, mark, part, agreement)
         agreement.add_done_callback(lambda ended: self._agreed(epoch, operation, ended))
         return GroupFuture([operation.promise], lambda results: results[0])  # type: ignore[list-item]
 
@@ -209,6 +211,11 @@ class DeviceSums:
         elif what == "failed":
             self._fail(view, Error("the communicator failed at another member"))
             reply(None)
+        elif what == "lost":
+            epoch = self._epoch
+            if epoch is not None and epoch.view == view:
+                epoch.lose((given[0], given[1]))
+            reply(None)
         elif what == "decide":
             self._decision(view).add_done_callback(lambda decided: reply(decided.result()))
         else:
@@ -249,8 +256,13 @@ class DeviceSums:
             promise.outcome.set_exception(copied(error))
             # The others may have agreed, and wait for this member.
             self._fail(epoch.view, error, tell=True)
+            if not _ends_with_epoch(error):
+                self._tell_others(epoch, "lost", *operation.part)
             return
         operation.number = agreed.get("number", 0)
+        operation.parts = frozenset((rank, part) for rank, part in agreed.get("parts", ()))
+        parts = operation.parts  # a callback with the operation would keep its memory
+        promise.outcome.add_done_callback(lambda _: epoch.ended(parts))
         try:
             if agreed.get("turn"):
                 self.by_communicator += 1
@@ -279,6 +291,7 @@ class DeviceSums:
         divisor = len(epoch.members) if operation.op == "mean" else 1
         total = None
         others, tell = self._others(epoch, operation)
+        epoch.can_be_lost(operation.parts, others.cancel)
         running = communicator.sum(operation.data.detach(), operation.mark, divisor)
         # If a member dies meanwhile, `others` fails, and this aborts the sum here.
         others.add_done_callback(lambda ended: self._others_ended(epoch, ended))
@@ -352,6 +365,7 @@ class DeviceSums:
         self._require(epoch, future)
         if operation.promise.begin_last_step(future.cancel):
             future.cancel()
+        epoch.can_be_lost(operation.parts, future.cancel)
         return future
 
     def _placed(self, operation: Operation, total: torch.Tensor) -> Any:
@@ -368,8 +382,7 @@ class DeviceSums:
         epoch = self._epoch
         if epoch is None or epoch.view != view or epoch.communicator is None:
             return
-        ends_with_epoch = isinstance(error, (GroupChanged, Closed))
-        if not epoch.communicator.broken and not ends_with_epoch:
+        if not epoch.communicator.broken and not _ends_with_epoch(error):
             logs.logger.warning(
                 "group %r, epoch %d: sums of large tensors use the host until the next epoch: %s",
                 self._group,
@@ -377,11 +390,18 @@ class DeviceSums:
                 error,
             )
         epoch.abort(error)
-        if tell and not ends_with_epoch:
-            number, members = view
-            for rank, peer in enumerate(members):
-                if rank != epoch.rank:
-                    self._rpc.async_(peer, self._function, "failed", number, list(members))
+        if tell and not _ends_with_epoch(error):
+            self._tell_others(epoch, "failed")
+
+    def _tell_others(self, epoch: Epoch, what: str, *arguments: Any) -> None:
+        number, members = epoch.view
+        for rank, peer in enumerate(members):
+            if rank != epoch.rank:
+                self._rpc.async_(peer, self._function, what, number, list(members), *arguments)
+
+
+def _ends_with_epoch(error: BaseException) -> bool:
+    return isinstance(error, (GroupChanged, Closed))
 
 
 def _suits(tensor: Any, device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import itertools
 import queue
@@ -17,6 +18,7 @@ from moolink.internal.exceptions import copied
 from moolink.torch.communicators import Communicator
 
 View = tuple[int, tuple[str, ...]]  # epoch, and members by rank
+KEPT_LOST = 1000  # lost parts that a member remembers; most are of operations that ended everywhere
 
 
 class Promise:
@@ -82,14 +84,19 @@ class Promise:
         return self.result()
 
 
+Part = tuple[int, int]  # a member's part in an operation: its rank, and its count of operations
+
+
 class Operation:
     """A sum that this member has started."""
 
     def __init__(
-        self, name: str, data: Any, op: str, place: Any, mark: Any, agreement: Future
+        self, name: str, data: Any, op: str, place: Any, mark: Any, part: Part, agreement: Future
     ) -> None:
         self.name, self.data, self.op, self.place, self.mark = name, data, op, place, mark
         self.number = 0  # among the epoch's operations; the same at all members
+        self.part = part
+        self.parts: frozenset[Part] = frozenset()  # of all members, once they agree
         self.promise = Promise(agreement)
 
 
@@ -109,8 +116,13 @@ class Epoch:
         self.uses_communicator: bool | None = None
         self.communicator: Communicator | None = None
         self.numbers, self.turns = itertools.count(1), itertools.count(1)  # used by rank 0
+        self.parts = itertools.count(1)  # operations that this member has begun
         self._lock = Lock()
         self._is_over = False
+        # How to cancel each operation that members have agreed on, by their parts in it.
+        self._cancels: dict[frozenset[Part], Callable[[], object]] = {}
+        # Parts that members have lost, before this member has agreed on their operations, if ever.
+        self._lost: collections.deque[Part] = collections.deque(maxlen=KEPT_LOST)
         # Turns and their operations; (0, None): the communicator was aborted.
         self._agreed: queue.SimpleQueue[tuple[int, Callable[[], None] | None]] = queue.SimpleQueue()
 
@@ -135,6 +147,27 @@ class Epoch:
                 self._agreed.put((turn, operation))
                 return
         raise over(self)
+
+    def can_be_lost(self, parts: frozenset[Part], cancel: Callable[[], object]) -> None:
+        """From now on, :meth:`lose` of one of the parts calls `cancel`."""
+        with self._lock:
+            is_lost = not parts.isdisjoint(self._lost)
+            self._cancels[parts] = cancel
+        if is_lost:
+            cancel()
+
+    def ended(self, parts: frozenset[Part]) -> None:
+        with self._lock:
+            self._cancels.pop(parts, None)
+
+    def lose(self, part: Part) -> None:
+        """A member has not learnt of an agreement, so it takes no part in the operation: cancels
+        the operation here."""
+        with self._lock:
+            self._lost.append(part)
+            found = [cancel for parts, cancel in self._cancels.items() if part in parts]
+        for cancel in found:
+            cancel()
 
     def abort(self, reason: BaseException) -> None:
         """Aborts the communicator. Operations that have turns still begin; their sums fail."""
@@ -179,6 +212,7 @@ class Epoch:
                 "count": count,
                 "number": number[0],
                 "turn": turn,
+                "parts": [*a["parts"], *b["parts"]],
             }
 
         return join

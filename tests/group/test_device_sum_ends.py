@@ -198,6 +198,61 @@ def test_the_communicator_is_usable_after_a_cancelled_sum(member: Member, place:
     assert ways(groups[1])[0] == before + 3
 
 
+class LostAgreement:
+    """An agreement that all members but this one learn of: it ends when it is cancelled."""
+
+    def __init__(self) -> None:
+        self._callback: Callable[[Any], object] | None = None
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._callback = callback
+
+    def cancel(self) -> bool:
+        assert self._callback is not None
+        self._callback(self)
+        return True
+
+    def result(self) -> Any:
+        raise moolink.CancelledError("cancelled")
+
+
+class CoreThatLoses:
+    """The core of a group; its member learns of no agreement."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def all_reduce_value(self, *arguments: Any) -> LostAgreement:
+        self._core.all_reduce_value(*arguments)
+        return LostAgreement()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("by_communicator", [True, False])
+def test_an_agreement_that_one_member_loses_ends_the_sum_at_all(
+    member: Member, monkeypatch: pytest.MonkeyPatch, place: int, by_communicator: bool
+) -> None:
+    groups = [member(name) for name in "abc"]
+    connect(groups)
+    data = torch.ones(N) if by_communicator else torch.ones(N, 2)[:, 0]
+    before = [ways(group) for group in groups]
+    loser = groups[place]._device_sums
+    assert loser is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(loser, "_core", CoreThatLoses(loser._core))
+        futures = at_all(groups, lambda r: groups[r].all_reduce("y", data))
+    others = [rank for rank in range(3) if rank != place]
+    until(lambda: all(ways(groups[r]) != before[r] for r in others), "the others' agreements")
+    assert futures[place].cancel()
+    for future in futures:
+        with pytest.raises(moolink.CancelledError):
+            future.result(TIMEOUT)
+    assert all((total == 6).all() for total in sums(groups))
+
+
 @pytest.mark.parametrize("limit", [-1.0, float("nan")])
 def test_time_limits_are_those_of_other_operations(member: Member, limit: float) -> None:
     groups = [member("a"), member("b")]
