@@ -170,7 +170,10 @@ KINDS = [queues, batchers, one_batcher, replays, streams_of_weights, trajectorie
 
 
 def churn(acts: list[Act], rpc: moolink.Rpc) -> None:
-    others = [lambda: rpc.async_("server", "echo", 1), lambda: rpc.sync("server", "echo", 2)]
+    others: list[Act] = [
+        lambda: rpc.async_("server", "echo", 1),
+        lambda: rpc.sync("server", "echo", 2),
+    ]
     for turn in range(TURNS):
         for number, act in enumerate(acts):
             for _ in range(2):

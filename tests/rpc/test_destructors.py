@@ -126,7 +126,12 @@ def test_an_rpc_that_the_collector_drops_does_not_keep_it_waiting(pair: Pair) ->
     def attempt(name: str) -> bool:
         begun, collected = threading.Event(), threading.Event()
         rpc = moolink.Rpc(name, timeout=20)
-        rpc.define("wait", lambda: (begun.set(), collected.wait(20))[1])
+
+        def wait() -> bool:
+            begun.set()
+            return collected.wait(20)
+
+        rpc.define("wait", wait)
         client.connect(rpc.listen("127.0.0.1:0")[0])
         call = client.async_(name, "wait")
         assert begun.wait(20)

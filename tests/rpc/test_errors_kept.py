@@ -84,8 +84,12 @@ def test_a_copy_is_whole_and_has_no_traceback(error: BaseException) -> None:
 
 
 def test_a_copy_of_a_group_has_copies() -> None:
-    parts = [_raised(ValueError("a")), _raised(Strict("b", code=1))]
-    copy = copied(_raised(ExceptionGroup("both", parts)))  # type: ignore[type-var]
+    parts: list[Exception] = [ValueError("a"), Strict("b", code=1)]
+    for part in parts:
+        _raised(part)
+    group = ExceptionGroup("both", parts)
+    _raised(group)
+    copy = copied(group)
     assert [type(part) for part in copy.exceptions] == [ValueError, Strict]
     assert all(part.__traceback__ is None for part in copy.exceptions)
     assert (copy.message, copy.__notes__) == ("both", ["a note"])
