@@ -8,13 +8,14 @@
 namespace moolink::io {
 
 TaskThread::~TaskThread() {
+  if (at_end_ == AtEnd::leave) drop_tasks();
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
   }
   state_->changed.notify_one();
   if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id()) {
+  if (at_end_ == AtEnd::leave || thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
   } else {
     thread_.join();

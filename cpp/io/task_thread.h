@@ -13,8 +13,13 @@ namespace moolink::io {
 // up. The first task starts it.
 class TaskThread {
  public:
-  explicit TaskThread(const char* name) : name_(name) {}
-  ~TaskThread();  // waits for all tasks
+  // What the destructor does: waits for all tasks; or drops those that have not begun, and does not
+  // wait for one that runs, which must own all that it uses. For system calls without a limit.
+  enum class AtEnd { wait, leave };
+
+  explicit TaskThread(const char* name, AtEnd at_end = AtEnd::wait)
+      : name_(name), at_end_(at_end) {}
+  ~TaskThread();
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
@@ -38,6 +43,7 @@ class TaskThread {
   static void run(State& state);
 
   const char* const name_;
+  const AtEnd at_end_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -52,6 +53,33 @@ def test_both_sides_call(pair: Pair) -> None:
     client.define("where", lambda: "client")
     assert client.sync("server", "where") == "server"
     assert server.sync("client", "where") == "client"
+
+
+def test_a_thousand_handlers_wait_for_calls_of_their_own_process_at_once(pair: Pair) -> None:
+    client, server = pair
+    begun = itertools.count(1)
+    opened: list[moolink.RpcDeferredReturn] = []
+    server.define_deferred("gate", opened.append)
+    gate = server.async_("server", "gate")  # ends once every handler has begun
+
+    def relay(i: int) -> int:
+        if next(begun) == 1000:
+            opened[0](None)
+        gate.result()
+        return int(server.sync("server", "echo", i))
+
+    server.define("echo", lambda i: i)
+    server.define("relay", relay)
+    until(lambda: bool(opened), "the gate's call")
+    futures = [client.async_("server", "relay", i) for i in range(1000)]
+    assert client.sync("server", "echo", "well") == "well"
+    assert [future.result() for future in futures] == list(range(1000))
+
+
+def test_calls_nest_a_thousand_deep(pair: Pair) -> None:
+    client, server = pair
+    client.define("down", lambda n: n and 1 + server.sync("client", "down", n - 1))
+    assert server.sync("client", "down", 1000) == 1000
 
 
 def test_self_calls(pair: Pair) -> None:

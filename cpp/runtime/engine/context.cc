@@ -78,18 +78,19 @@ Engine::Lock Context::lock() {
 bool Context::wait(Engine::Lock& lock, Waiter& waiter, Time deadline,
                    const Engine::Interrupt& interrupt) {
   if (waiter.done) return true;
-  const Workers::Lend lend(workers_);
+  Workers::Lend lend(workers_);
   const Time since = io::now();
   while (!engine_.wait(lock, waiter, std::min(deadline, reminder_.next(since)), interrupt)) {
     const Time now = io::now();
-    if (now >= deadline) return false;
+    if (now >= deadline) break;
     if (now < reminder_.next(since)) continue;  // another thread has just logged its wait
     if (std::string text = explain(waiter, now); !text.empty()) {
       log(LogLevel::warning, "waits for " + in_seconds(now - since) + " for " + std::move(text));
     }
     reminder_.due(since, now);
   }
-  return true;
+  lend.end(lock);
+  return waiter.done;
 }
 
 // The event that the thread waits for, and its state.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <string>
@@ -15,12 +16,18 @@ namespace {
 
 constexpr Duration kTryAgainAfter = milliseconds(100);
 constexpr Duration kHelpAfter = milliseconds(1);
-// Also counts threads that wait inside handlers: a task left in the queue then waits for one of
-// these waits to end, and each has its time-out.
-constexpr std::size_t kMostThreads = 512;
+// A wait that has ended goes on after this, even if no other worker makes room: all may be blocked
+// by a lock that its handler holds.
+constexpr Duration kResumeAfter = milliseconds(5);
+constexpr Duration kTrimEvery = seconds(10);
+constexpr Duration kSayAgainAfter = seconds(10);
+// Each wait holds a thread, whose stack and guard page are two of the 65,530 mappings that Linux
+// gives a process by default.
+constexpr std::size_t kMostWaits = 10'000;
 
 thread_local Workers* current_workers = nullptr;
 thread_local bool polls_as_worker = false;
+thread_local bool is_lent = false;
 
 }  // namespace
 
@@ -47,7 +54,7 @@ void Workers::submit(Tasks&& tasks) noexcept {
     return;  // this thread takes it when its turn of the loop ends
   if (first && polling_) {
     engine_.loop().wake();
-  } else if (first && (idle_ > 0 || threads_ - lent_ < 1)) {
+  } else if (first && idle_ > 0 && running() < limit_) {
     call_in_another();
   } else if (help_at_ == kNever) {
     help_after(kHelpAfter);
@@ -60,23 +67,38 @@ void Workers::help_after(Duration duration) {
 }
 
 void Workers::tick(Time now) {
+  if (now >= trim_at_) trim(now);
+  if (now >= resume_at_) resume_one(now);
+  if (now < help_at_) return;
   help_at_ = kNever;
   if (queue_.empty()) return;
   help_at_ = now + kHelpAfter;
   call_in_another();
 }
 
+// Ends the threads that were idle all the time since the last call, as after a burst of waits.
+void Workers::trim(Time now) {
+  const std::size_t needed = lent_ + limit_;
+  surplus_ = threads_ > needed ? std::min(idle_low_, threads_ - needed) : 0;
+  for (std::size_t i = 0; i < surplus_; ++i) work_.notify_one();
+  idle_low_ = idle_;
+  trim_at_ = threads_ > limit_ ? now + kTrimEvery : kNever;
+}
+
 void Workers::describe(Time, Describe, std::string& text) const {
-  text += "workers: " + std::to_string(threads_) + " of at most " + std::to_string(limit_) + ", " +
-          std::to_string(idle_) + " idle, " + std::to_string(lent_) + " wait inside of moolink, " +
-          std::to_string(queue_.size()) + " tasks not begun\n";
+  text += "workers: " + std::to_string(threads_) + " threads: " + std::to_string(running()) +
+          " run handlers or callbacks (limit " + std::to_string(limit_) + "), " +
+          std::to_string(lent_) + " wait inside moolink, " +
+          std::to_string(threads_ - lent_ - running()) + " idle; " + std::to_string(queue_.size()) +
+          " tasks not begun\n";
 }
 
 void Workers::call_in_another() {
+  if (running() >= limit_) return;
   if (idle_ > 0) {
     engine_.handed_over();
     work_.notify_one();
-  } else if (threads_ - lent_ < limit_ && threads_ < kMostThreads) {
+  } else {
     engine_.handed_over();
     guard([this]() MOOLINK_LOCKED { start_thread(); },
           [this](const Error& error) MOOLINK_LOCKED { no_thread(error); });
@@ -92,6 +114,9 @@ void Workers::start_thread() {
   io::quiet_thread("moolink worker", [this, owner = owner_.lock()] { run(); }).detach();
   ++threads_;
   lacks_threads_ = false;
+  if (threads_ <= limit_ || trim_at_ != kNever) return;
+  trim_at_ = io::now() + kTrimEvery;
+  engine_.rearm(trim_at_);
 }
 
 // The next free worker takes the task.
@@ -110,7 +135,7 @@ void Workers::run() {
   bool served = false;  // has just run something, so more is likely to come: worth polling
   Engine::Lock lock = engine_.lock();
   while (!stopping_) {
-    if (!queue_.empty()) {
+    if (!queue_.empty() && running() <= limit_) {
       lock.unlock();
       run_queued();
       lock.lock();
@@ -125,6 +150,11 @@ void Workers::run() {
       ++idle_;
       work_.wait(lock);
       --idle_;
+      idle_low_ = std::min(idle_low_, idle_);
+      if (surplus_ > 0 && queue_.empty()) {
+        --surplus_;
+        break;
+      }
     }
   }
   lock.unlock();
@@ -153,7 +183,8 @@ void Workers::run_queued() {
 Tasks Workers::take() {
   const Engine::Lock lock = engine_.lock();
   Tasks task;
-  if (queue_.empty() || stopping_) {
+  resume_one(io::now());
+  if (queue_.empty() || stopping_ || running() > limit_) {
     engine_.flush();  // the replies of the tasks that ran
     return task;
   }
@@ -167,6 +198,7 @@ bool Workers::stop(Time deadline) {
   Engine::Lock lock = engine_.lock();
   stopping_ = true;
   dropped.swap(queue_);
+  while (!resuming_.empty()) resume_one(Time{});
   work_.notify_all();
   engine_.loop().wake();
   const std::size_t own = current_workers == this ? 1 : 0;
@@ -176,14 +208,79 @@ bool Workers::stop(Time deadline) {
   return true;
 }
 
-Workers::Lend::Lend(Workers& workers) : workers_(current_workers == &workers ? &workers : nullptr) {
-  if (workers_ == nullptr) return;
-  ++workers_->lent_;
-  if (!workers_->queue_.empty()) workers_->call_in_another();
+// One worker always remains that does not wait: with none, tasks that would end the waits of the
+// others might stay in the queue.
+void Workers::begin_wait() {
+  if (lent_ >= kMostWaits) refuse_wait("which is the most at once");
+  const bool is_last = threads_ - lent_ <= 1 && !stopping_;
+  std::string lack;
+  if (is_last && !guard([this]() MOOLINK_LOCKED { start_thread(); },
+                        [&](const Error& error) { lack = error.message; })) {
+    refuse_wait("and the system gives no thread for further ones: " + lack);
+  }
+  ++lent_;
+  if (!resume_one(io::now()) && !is_last && !queue_.empty()) call_in_another();
+}
+
+// Those whose waits have ended are a limited number, too: hundreds of threads that compete for the
+// GIL would leave no time to anything else.
+void Workers::end_wait(Engine::Lock& lock) {
+  if (running() < limit_ || stopping_) {
+    --lent_;
+    return;
+  }
+  Resuming self;
+  if (resuming_.empty()) {
+    resume_at_ = io::now() + kResumeAfter;
+    engine_.rearm(resume_at_);
+  }
+  resuming_.push_back(&self);
+  self.changed.wait(lock, [&self] { return self.goes_on; });
+}
+
+// Lets the first one whose wait has ended go on.
+bool Workers::resume_one(Time now) {
+  if (resuming_.empty()) return false;
+  Resuming& first = *resuming_.front();
+  resuming_.pop_front();
+  resume_at_ = resuming_.empty() ? kNever : now + kResumeAfter;
+  --lent_;
+  first.goes_on = true;
+  first.changed.notify_one();
+  return true;
+}
+
+void Workers::refuse_wait(const std::string& why) {
+  Error error = make_error(
+      ErrorCode::error,
+      "a handler or callback cannot wait inside moolink: " + std::to_string(lent_) +
+          " of this process do so already, " + why +
+          "; let fewer of them wait at once (async def handlers hold no thread), or raise the "
+          "process's limits (ulimit -u, pids.max)");
+  if (const Time now = io::now(); failed_ && now >= say_again_at_) {
+    say_again_at_ = now + kSayAgainAfter;
+    failed_(error);
+  }
+  throw Exception(std::move(error));
+}
+
+Workers::Lend::Lend(Workers& workers) {
+  if (current_workers != &workers || is_lent) return;
+  workers.begin_wait();
+  workers_ = &workers;
+  is_lent = true;
 }
 
 Workers::Lend::~Lend() {
-  if (workers_ != nullptr) --workers_->lent_;
+  if (workers_ == nullptr) return;
+  --workers_->lent_;
+  is_lent = false;
+}
+
+void Workers::Lend::end(Engine::Lock& lock) {
+  if (workers_ == nullptr) return;
+  std::exchange(workers_, nullptr)->end_wait(lock);
+  is_lent = false;
 }
 
 }  // namespace moolink::runtime

@@ -2,11 +2,14 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
+#include <string>
 
 #include "base/thread_safety.h"
 #include "runtime/engine/engine.h"
@@ -36,7 +39,9 @@ using Tasks = std::list<Task>;
 // Tasks start in the order of their submission: a worker takes one only after it has entered the
 // interpreter. One worker takes all it can; if the first task in the queue has waited for a
 // millisecond, another worker is woken or started, up to the limit. A worker that waits inside
-// moolink does not count, so blocking calls inside handlers cannot exhaust the pool.
+// moolink does not count: its wait begins only if another worker remains or can be started, so
+// blocking calls inside handlers cannot exhaust the pool. Threads beyond the limit that stay idle
+// for some seconds end.
 class Workers final : public Driven {
  public:
   Workers(Engine& engine, Interpreter& interpreter, std::size_t limit);
@@ -46,19 +51,24 @@ class Workers final : public Driven {
   std::size_t threads() const MOOLINK_LOCKED { return threads_; }
   void set_limit(std::size_t limit) MOOLINK_LOCKED { limit_ = limit; }
   void tick(Time now) MOOLINK_LOCKED override;
-  Time next_deadline() const MOOLINK_LOCKED override { return help_at_; }
+  Time next_deadline() const MOOLINK_LOCKED override {
+    return std::min({help_at_, trim_at_, resume_at_});
+  }
   void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
 
-  // While a worker waits inside moolink; no effect on other threads.
+  // While a worker waits inside moolink; no effect on other threads, nor inside another one.
+  // Throws Exception{error} if no worker would remain that serves, or too many wait.
   class Lend {
    public:
     explicit Lend(Workers& workers) MOOLINK_LOCKED;
     ~Lend() MOOLINK_LOCKED;
+    // The wait is over. Returns when this worker may go on: at once if fewer than the limit run.
+    void end(Engine::Lock& lock) MOOLINK_LOCKED;
     Lend(const Lend&) = delete;
     Lend& operator=(const Lend&) = delete;
 
    private:
-    Workers* workers_;  // nullptr: not on a worker's thread
+    Workers* workers_ = nullptr;  // where this has an effect
   };
 
   // Starts the first thread, at the beginning, so that one thread runs handlers and writes the log
@@ -85,7 +95,21 @@ class Workers final : public Driven {
   void help_after(Duration duration) MOOLINK_LOCKED;
   void call_in_another() MOOLINK_LOCKED;
   void start_thread() MOOLINK_LOCKED;
+  void trim(Time now) MOOLINK_LOCKED;
+  void begin_wait() MOOLINK_LOCKED;
+  void end_wait(Engine::Lock& lock) MOOLINK_LOCKED;
+  bool resume_one(Time now) MOOLINK_LOCKED;
+  std::size_t running() const MOOLINK_LOCKED {
+    return threads_ - lent_ - idle_ - (polling_ ? 1 : 0);
+  }
+  [[noreturn]] void refuse_wait(const std::string& why) MOOLINK_LOCKED;
   void no_thread(const Error& error) MOOLINK_LOCKED;
+
+  // A worker whose wait has ended, until it may go on. It still counts as lent.
+  struct Resuming {
+    std::condition_variable_any changed;
+    bool goes_on = false;
+  };
 
   Engine& engine_;
   Interpreter& interpreter_;
@@ -98,11 +122,17 @@ class Workers final : public Driven {
   std::size_t threads_ MOOLINK_GUARDED = 0;
   std::size_t idle_ MOOLINK_GUARDED = 0;  // waiting on work_
   std::size_t lent_ MOOLINK_GUARDED = 0;
+  std::deque<Resuming*> resuming_ MOOLINK_GUARDED;
+  Time resume_at_ MOOLINK_GUARDED = kNever;
+  std::size_t idle_low_ MOOLINK_GUARDED = 0;  // the least since the last trim()
+  std::size_t surplus_ MOOLINK_GUARDED = 0;   // idle threads that are to end
+  Time trim_at_ MOOLINK_GUARDED = kNever;
   bool polling_ MOOLINK_GUARDED = false;  // an idle worker polls the loop
   Time help_at_ MOOLINK_GUARDED = kNever;
   bool stopping_ MOOLINK_GUARDED = false;
   std::function<void(const Error&)> failed_;
   bool lacks_threads_ MOOLINK_GUARDED = false;  // and that was reported
+  Time say_again_at_ MOOLINK_GUARDED{};         // a wait that is refused may be reported
   bool forked_ = false;
 };
 

@@ -101,7 +101,9 @@ TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl
       admission_({.waiting = environment.max_unauthenticated}),
       choice_(environment.interface),
       in_turns_(environment.tls_thread.value_or(processors() >= kProcessorsForTls)),
-      alive_(std::make_shared<bool>(true)) {
+      alive_(std::make_shared<bool>(true)),
+      results_(std::make_shared<Results>()) {
+  results_->loop = &environment.loop;
   if (environment.keyring.empty()) return;
   why_no_tls_ = openssl.reason;
   if (openssl.functions == nullptr) return;
@@ -112,7 +114,10 @@ TcpTransport::TcpTransport(Environment& environment, const OpenSslFound& openssl
   }
 }
 
-TcpTransport::~TcpTransport() = default;
+TcpTransport::~TcpTransport() {
+  const std::lock_guard lock(results_->mutex);
+  results_->loop = nullptr;
+}
 
 bool TcpTransport::accepts(const std::string& address) const { return is_tcp_address(address); }
 
@@ -305,13 +310,15 @@ void TcpTransport::dial(const std::string& address) {
   dials_.emplace(id, std::move(dial));
   // The loop reports the result even when this does not block: an immediate failure must not call
   // the handler back from here.
-  auto found = [this, id, &loop = environment_.loop, alive = std::weak_ptr<bool>(alive_)](
+  auto found = [this, id, results = results_, alive = std::weak_ptr<bool>(alive_)](
                    std::vector<SocketAddress> candidates, Error error) {
-    loop.post([this, id, alive, candidates = std::move(candidates), error = std::move(error)]()
-                  MOOLINK_LOCKED {
-                    if (alive.expired()) return;
-                    event_of(id, [&]() MOOLINK_LOCKED { resolved(id, candidates, error); });
-                  });
+    const std::lock_guard lock(results->mutex);
+    if (results->loop == nullptr) return;
+    results->loop->post([this, id, alive, candidates = std::move(candidates),
+                         error = std::move(error)]() MOOLINK_LOCKED {
+      if (alive.expired()) return;
+      event_of(id, [&]() MOOLINK_LOCKED { resolved(id, candidates, error); });
+    });
   };
   try {
     if (is_numeric(wanted.host)) {

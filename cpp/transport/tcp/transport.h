@@ -100,8 +100,15 @@ class TcpTransport final : public Transport, public Owner {
   std::unordered_map<DialId, Dial> dials_;
   std::unordered_map<wire::ConnectionId, std::shared_ptr<TcpConnection>> connections_;
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
-  // Last members: their threads must end first.
-  io::TaskThread names_{"moolink names"};                    // looks up host names
+  // Shared with the thread of names_, which may outlive the transport and the loop.
+  struct Results {
+    std::mutex mutex;
+    io::Loop* loop;  // null after the end
+  };
+  const std::shared_ptr<Results> results_;
+  // Looks up host names. The end does not wait for a name server.
+  io::TaskThread names_{"moolink names", io::TaskThread::AtEnd::leave};
+  // Last member: its thread must end first.
   std::optional<io::TaskThread> tls_thread_{"moolink tls"};  // until stop()
 };
 

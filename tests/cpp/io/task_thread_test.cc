@@ -1,5 +1,6 @@
 #include "io/task_thread.h"
 
+#include <atomic>
 #include <latch>
 #include <memory>
 #include <vector>
@@ -37,6 +38,27 @@ TEST("tasks that have not begun can be dropped") {
     dropped.count_down();
   }
   CHECK(!ran);
+}
+
+TEST("a task that does not end can be left; those after it are dropped") {
+  struct Shared {
+    std::latch begun{1}, destroyed{1}, ended{1};
+    std::atomic<bool> ran{false};
+  };
+  const auto shared = std::make_shared<Shared>();
+  {
+    TaskThread thread("test", TaskThread::AtEnd::leave);
+    thread.submit([shared] {
+      shared->begun.count_down();
+      shared->destroyed.wait();
+      shared->ended.count_down();
+    });
+    thread.submit([shared] { shared->ran = true; });
+    shared->begun.wait();
+  }  // would wait for ever for the first task
+  shared->destroyed.count_down();
+  shared->ended.wait();
+  CHECK(!shared->ran);
 }
 
 TEST("the last task may destroy the thread's owner") {

@@ -4,6 +4,7 @@
 #include <barrier>
 #include <latch>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -72,6 +73,74 @@ TEST("a worker that waits in moolink lends its slot") {
   };
   submit(*context, [&] { nested(0); });
   done.wait();
+  context->stop();
+}
+
+// Submits tasks that wait until the last one of them runs; returns when all have ended.
+void wait_at_once(Context& context, std::size_t count) {
+  std::vector<Waiter> waiters(count);
+  std::size_t begun = 0;
+  std::latch done(static_cast<std::ptrdiff_t>(count));
+  for (std::size_t i = 0; i < count; ++i) {
+    submit(context, [&, i] {
+      Engine::Lock lock = context.lock();
+      if (++begun == count) {
+        for (Waiter& waiter : waiters) context.engine().finish(waiter);
+      }
+      CHECK(context.wait(lock, waiters[i], io::now() + seconds(60), {}));
+      lock.unlock();
+      done.count_down();
+    });
+  }
+  done.wait();
+}
+
+TEST("more tasks can wait at once than a process usually has threads") {
+  const auto context = context_with(2);
+  wait_at_once(*context, 1500);
+  context->stop();
+}
+
+TEST("threads beyond the limit that stay idle end") {
+  const auto context = context_with(2);
+  wait_at_once(*context, 50);
+  std::size_t threads = 0;
+  const Time give_up = io::now() + seconds(60);
+  while (io::now() < give_up) {
+    const Engine::Lock lock = context->lock();
+    threads = context->workers().threads();
+    if (threads == 2) break;
+    context->workers().tick(io::now() + std::chrono::hours(1));
+    std::this_thread::yield();
+  }
+  CHECK_EQ(threads, 2u);
+  wait_at_once(*context, 50);
+  context->stop();
+}
+
+TEST("a wait that ends goes on although the running handlers are blocked until it does") {
+  const auto context = context_with(1);
+  Waiter waiter;
+  std::latch waits(1);
+  std::latch done(1);
+  submit(*context, [&] {
+    Engine::Lock lock = context->lock();
+    waits.count_down();
+    CHECK(context->wait(lock, waiter, io::now() + seconds(60), {}));
+    lock.unlock();
+    done.count_down();
+  });
+  waits.wait();
+  std::latch returned(1);
+  submit(*context, [&] {
+    {
+      const Engine::Lock lock = context->lock();
+      context->engine().finish(waiter);
+    }
+    done.wait();  // as for a lock that the other handler holds
+    returned.count_down();
+  });
+  returned.wait();
   context->stop();
 }
 
