@@ -171,9 +171,16 @@ void Table::remove_slot(Slot slot) {
   if (!mutant("keep_rows_of_removed")) rows_->release(item.rows);
   item.rows.clear();
   item.present = false;
-  free_.push_back(slot);
+  reuse(slot);
   --size_;
   if (!mutant("removals_do_not_count")) limiter_.deleted();
+}
+
+// An empty slot gets another item, unless its keys are used up.
+void Table::reuse(Slot slot) {
+  if (items_[slot].generation < kLastGeneration || mutant("reuse_slots_for_ever")) {
+    free_.push_back(slot);
+  }
 }
 
 std::size_t Table::update(std::span<const Key> keys, std::span<const double> priorities) {
@@ -276,7 +283,7 @@ void Table::restore(TableState state) {
     place(slot, saved.priority);
   }
   for (Slot slot = 0; slot < items_.size(); ++slot) {
-    if (!items_[slot].present) free_.push_back(slot);
+    if (!items_[slot].present) reuse(slot);
   }
   random_ = Random(state.seed);
   if (!mutant("forget_counts")) limiter_.set_counts(state.counts);

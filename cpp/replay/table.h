@@ -16,8 +16,11 @@
 
 namespace moolink::replay {
 
-// Names an item while its table lives: never used twice.
+// Names an item while its table lives: never used twice, not negative. The upper half is the
+// generation of the slot in the lower half: the number of items that it has had.
 using Key = std::int64_t;
+// A slot that has had this many items gets no other.
+inline constexpr std::uint32_t kLastGeneration = 0x7fffffff;
 using Request = std::uint64_t;
 
 struct TableOptions {
@@ -131,6 +134,7 @@ class Table {
   void pick(Sample& sample, std::size_t count);
   void add_pick(Sample& sample, const Choice& choice);
   void remove_slot(Slot slot);
+  void reuse(Slot slot);
   std::optional<Slot> find(Key key) const;
   Key key_of(Slot slot) const {
     return static_cast<Key>(items_[slot].generation) << 32 | static_cast<Key>(slot);

@@ -1,6 +1,8 @@
 #include "replay/table.h"
 
+#include <cstdint>
 #include <limits>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,7 @@
 using moolink::ErrorCode;
 using moolink::replay::ItemState;
 using moolink::replay::Key;
+using moolink::replay::kLastGeneration;
 using moolink::replay::NewItems;
 using moolink::replay::Picks;
 using moolink::replay::Request;
@@ -19,6 +22,7 @@ using moolink::replay::SelectorKind;
 using moolink::replay::SelectorOptions;
 using moolink::replay::Table;
 using moolink::replay::TableOptions;
+using moolink::replay::TableState;
 
 namespace {
 
@@ -119,6 +123,25 @@ TEST("a restored table goes on where it was: keys, counts; and what it chooses i
   CHECK(picks.probabilities == expected.probabilities);
   CHECK(picks.times_sampled == expected.times_sampled);
   CHECK_EQ(restored.remove(keys), 50U);
+}
+
+TEST("keys do not repeat and are not negative, however many items a slot has had") {
+  Fixture f(options(1));
+  TableState state;
+  state.generations = {kLastGeneration - 1, kLastGeneration, 0x80000000};
+  f.table.restore(std::move(state));
+  std::set<Key> keys;
+  for (int i = 0; i < 4; ++i) {
+    const Key key = f.inserted({1}).front();
+    CHECK(key >= 0);
+    CHECK(keys.insert(key).second);
+    CHECK_EQ(f.table.remove(std::vector{key}), 1U);
+  }
+  Table again(options(1), 1);
+  again.set_rows(f.rows);
+  again.restore(f.table.state());
+  CHECK_EQ(again.state().generations[0], kLastGeneration);
+  CHECK_EQ(again.state().generations[3], 3U);
 }
 
 TEST("priorities that no item can have change nothing") {

@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
       "removal_wakes_nobody",          // inserts wait on although there is room
       "removals_do_not_count",         // a table that was emptied is sampled
       "remover_keeps_old_priorities",  // the remover does not hear of new ones
+      "reuse_slots_for_ever",          // generations overflow: keys are negative, then repeat
       "sample_below_min_size",         // before there are enough items
       "sample_past_the_error",         // one sample more than min_diff allows
   };

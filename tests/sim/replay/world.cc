@@ -1,5 +1,6 @@
 #include "replay/world.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -160,11 +161,25 @@ void ReplayWorld::restart() {
   while (!inserting_.empty()) end_insert(inserting_.begin()->first);
   while (!sampling_.empty()) end_sample(sampling_.begin()->first);
   replay::TableState state = table_->state();
+  if (random_.below(2) == 0) age(state);
   table_ = std::make_unique<replay::Table>(options_, seed_ + 1);
   table_->set_rows(rows_);
   table_->restore(std::move(state));
   model_->restart();
   ++coverage["restart"];
+}
+
+// As if the free slots had had almost as many items as they may have.
+void ReplayWorld::age(replay::TableState& state) {
+  std::set<std::size_t> in_use;
+  for (const replay::ItemState& item : state.items)
+    in_use.insert(static_cast<std::uint32_t>(item.key));
+  for (std::size_t slot = 0; slot < state.generations.size(); ++slot) {
+    if (in_use.contains(slot)) continue;
+    const auto left = static_cast<std::uint32_t>(random_.below(3));
+    state.generations[slot] = std::max(state.generations[slot], replay::kLastGeneration - left);
+    ++coverage["slot with few keys left"];
+  }
 }
 
 void ReplayWorld::advance_model() {
@@ -186,6 +201,7 @@ void ReplayWorld::end_insert(replay::Request request) {
   const auto node = inserting_.extract(request);
   const std::vector<replay::Key> keys = table_->take_inserted(request);
   for (std::size_t i = 0; i < keys.size(); ++i) {
+    require(keys[i] >= 0, "a key is negative");
     require(known_.emplace(keys[i], node.mapped()[i * kWidth]).second, "a key was used twice");
     trace_.add(static_cast<std::uint64_t>(keys[i]));
   }

@@ -40,6 +40,7 @@ class ReplayWorld {
   void update();
   void remove();
   void restart();
+  void age(replay::TableState& state);
   std::vector<replay::Key> some_keys();
 
   void advance_model();
