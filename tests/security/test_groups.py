@@ -215,3 +215,22 @@ def test_a_member_without_its_broker_goes_on(job: dict[str, Path]) -> None:
                 "refusals by the stranger",
             )
             assert sorted(group.members()) == ["a", "b"]
+
+
+def test_a_guest_reads_no_report_of_a_peer_of_the_whole_job(job: dict[str, Path]) -> None:
+    with (
+        moolink.Broker(first=True, token_file=job["job"]) as broker,
+        moolink.Rpc("learner", token_file=job["job"]) as learner,
+        moolink.Rpc("guest", token_file=job["a"]) as guest,
+        moolink.Rpc("friend", token_file=job["a"]) as friend,
+    ):
+        for peer in (learner, friend):
+            peer.connect(broker.listen("127.0.0.1:0")[0])
+            guest.connect(peer.listen("127.0.0.1:0")[0])
+        for function, arguments in (("report", ()), ("explain", ("x",))):
+            name = f"moolink.metrics/{function}"
+            with pytest.raises(moolink.NoSuchFunction):
+                guest.sync("learner", name, *arguments)
+            assert guest.sync("friend", name, *arguments)
+            for peer in ("learner", "friend"):
+                assert broker.rpc.sync(peer, name, *arguments)
