@@ -25,13 +25,8 @@ _PAUSE = 0.1  # seconds before the next item, where the learner has no such queu
 
 
 class TrajectoryWriter(Closing):
-<<<<<<< HEAD
     """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; `close` may
     come from another one, and then ends its waits with moolink.Closed.
-=======
-    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; another may
-    close it, which ends its waits with moolink.Closed.
->>>>>>> 4dda4333 (A guest of one group reads no report of a peer of the whole job)
 
     Args:
         rpc: this peer, connected to the learner or to a peer that knows it.
