@@ -1,8 +1,12 @@
 // The transports' events for the Node, and the Node's actions.
 
 #include <algorithm>
+#include <array>
+#include <list>
 #include <map>
+#include <span>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "base/barrier.h"
@@ -466,12 +470,21 @@ void RpcPeer::perform(rpc::MapLoan& action) {
 
 void RpcPeer::return_loans() {
   if (finished_) return;
-  std::map<std::pair<Uid, std::uint64_t>, std::vector<std::uint64_t>> by_session;
-  for (const LoanReturns::Ended& ended : returns_->take()) {
-    by_session[{ended.lender, ended.session}].push_back(ended.loan);
-  }
-  for (const auto& [session, loans] : by_session) {
-    node_.return_loans(io::now(), session.first, session.second, loans);
+  // Without an allocation, whose failure would lose loans.
+  std::list<LoanReturns::Ended> ended = returns_->take();
+  ended.sort([](const LoanReturns::Ended& a, const LoanReturns::Ended& b) {
+    return std::tie(a.lender, a.session) < std::tie(b.lender, b.session);
+  });
+  std::array<std::uint64_t, 256> loans;
+  while (!ended.empty()) {
+    const LoanReturns::Ended first = ended.front();
+    std::size_t count = 0;
+    while (count < loans.size() && !ended.empty() && ended.front().lender == first.lender &&
+           ended.front().session == first.session) {
+      loans[count++] = ended.front().loan;
+      ended.pop_front();
+    }
+    node_.return_loans(io::now(), first.lender, first.session, std::span(loans.data(), count));
   }
   operation_done();
 }
