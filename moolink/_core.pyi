@@ -29,6 +29,11 @@ def as_array(tensor: Any) -> numpy.typing.NDArray[Any]:
     Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA device. The view is read-only if the tensor must not be written.
     """
 
+def check_array(value: object, name: str) -> bool:
+    """
+    Returns whether a value is an array or tensor. Raises TypeError, with `name` first, if it is one whose elements cannot be read as plain memory.
+    """
+
 def register_type(
     type: object,
     name: str,
@@ -718,9 +723,9 @@ class TensorLayouts:
     """
 
     def __init__(self, layouts: Sequence[tuple[Sequence[int], str]]) -> None: ...
-    def addresses(self, tensors: list[Any]) -> list[int] | None:
+    def fit(self, tensors: list[Any]) -> bool:
         """
-        Returns the address of each tensor's elements, 0 for None. Returns None if a tensor has another layout, has gaps or is not in host memory.
+        Returns whether each tensor is None or has its layout, without gaps, in host memory, and is read where it lies.
         """
 
 class SharedWords:
@@ -914,10 +919,10 @@ class AccumulatorCore:
         """
 
     def gather(
-        self, dtype: str, pieces: Sequence[tuple[int, int, int]], factor: float, clear: bool
+        self, dtype: str, pieces: Sequence[tuple[object, int, int]], factor: float, clear: bool
     ) -> bool:
         """
-        Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients outside it. `pieces`: (address of a gradient without gaps, or 0 for zeros; elements; offset in the bucket in bytes). Returns whether all elements are finite.
+        Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients outside it. `pieces`: (a gradient without gaps in host memory, or None for zeros; elements; offset in the bucket in bytes). Returns whether all elements are finite.
         """
 
     def bucket(self) -> numpy.typing.NDArray[numpy.uint8]:

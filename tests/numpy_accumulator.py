@@ -31,7 +31,7 @@ class NumpyAccumulator(AccumulatorBase):
         super().__init__(name, sections, f"{weights.dtype}{weights.shape}", group, role=role)
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
-        piece = (self.gradients.ctypes.data, self.gradients.size, 0)
+        piece = (self.gradients, self.gradients.size, 0)
         return self._core.gather(self.weights.dtype.name, [piece], float(batch_size), clear)
 
     def _show(self, result: npt.NDArray[np.uint8]) -> None:

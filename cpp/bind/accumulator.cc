@@ -77,18 +77,27 @@ class PyAccumulator : public runtime::AccumulatorPeer {
     });
   }
 
-  // Pieces: (address of a gradient without gaps or 0, elements, offset in the bucket).
-  using Pieces = std::vector<std::tuple<std::uintptr_t, std::uint64_t, std::uint64_t>>;
+  // Pieces: (a gradient without gaps or None, elements, offset in the bucket).
+  using Pieces = std::vector<std::tuple<nb::object, std::uint64_t, std::uint64_t>>;
   bool gather(const std::string& dtype_name, const Pieces& pieces, double factor, bool clear) {
     const tensor::DType dtype = dtype_named(dtype_name);
     const std::uint64_t item = tensor::item_size(dtype);
     std::vector<runtime::Gradient> gradients;
-    for (const auto& [address, count, offset] : pieces) {
+    // They keep the memory: other threads may replace a gradient, or give it another memory.
+    std::vector<ImportedTensor> imported;
+    imported.reserve(pieces.size());
+    for (const auto& [gradient, count, offset] : pieces) {
       const std::uint64_t size = bucket_bytes();
       if (offset > size || count > (size - offset) / item) {
         throw Exception(ErrorCode::invalid_argument, "a gradient does not fit into the bucket");
       }
-      gradients.push_back({reinterpret_cast<std::byte*>(address), count, offset});
+      if (gradient.is_none()) {
+        gradients.push_back({nullptr, count, offset});
+        continue;
+      }
+      imported.push_back(import_numbers(gradient));
+      require_piece(imported.back(), dtype, count, clear);
+      gradients.push_back({imported.back().tensor.data, count, offset});
     }
     const GilRelease unlocked;
     return runtime::gather(dtype, gradients, factor, clear, AccumulatorPeer::bucket().span());
@@ -200,6 +209,18 @@ class PyAccumulator : public runtime::AccumulatorPeer {
     }
     return options;
   }
+  static void require_piece(const ImportedTensor& given, tensor::DType dtype, std::uint64_t count,
+                            bool clear) {
+    const tensor::TensorRef& tensor = given.tensor;
+    if (tensor.dtype != dtype || tensor::element_count(tensor.shape) != count ||
+        !tensor.is_contiguous() || (clear && tensor.read_only)) {
+      throw Exception(ErrorCode::invalid_argument,
+                      "a gradient is " + tensor::layout_text(tensor.dtype, tensor.shape) +
+                          " now, has gaps or cannot be zeroed, and " + std::to_string(count) +
+                          " elements of " + std::string(tensor::dtype_name(dtype)) +
+                          " without gaps are needed: do not change gradients meanwhile");
+    }
+  }
   // For snapshots, which are as large as the model and used once.
   Allocator& transient() { return group()->rpc()->context()->transient(); }
   void check_size(const Bytes& result) const {
@@ -275,8 +296,8 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
       .def("gather", &PyAccumulator::gather, nb::arg("dtype"), nb::arg("pieces"), nb::arg("factor"),
            nb::arg("clear"),
            "Writes gradients x `factor` into the bucket and, if `clear`, zeroes the gradients "
-           "outside it. `pieces`: (address of a gradient without gaps, or 0 for zeros; elements; "
-           "offset in the bucket in bytes). Returns whether all elements are finite.")
+           "outside it. `pieces`: (a gradient without gaps in host memory, or None for zeros; "
+           "elements; offset in the bucket in bytes). Returns whether all elements are finite.")
       .def("bucket", &PyAccumulator::bucket_array,
            "The bytes of the next contribution's bucket. gather() scales gradients that lie at "
            "their places in it without a copy. offer() lends the memory to the other members.",

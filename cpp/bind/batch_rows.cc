@@ -14,6 +14,7 @@
 #include "bind/gil.h"
 #include "bind/held_buffer.h"
 #include "bind/tensor_kinds.h"
+#include "bind/torch_memory.h"
 #include "tensor/layout.h"
 
 namespace moolink::bind {
@@ -26,18 +27,30 @@ bool same(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-// DLPack's description of a torch tensor in host memory without gaps; empty for others, also if
-// torch raises, as for sparse ones.
-std::optional<DLTensor> exchanged(const DLPackExchangeAPI* api, PyObject* value) {
+// A torch tensor of torch's own class in host memory without gaps, and its storage; empty for
+// others, also if torch raises, as for sparse ones.
+struct TorchRow {
   DLTensor tensor;
-  if (api->dltensor_from_py_object_no_sync(value, &tensor) != 0) {
-    PyErr_Clear();
+  nb::object storage;
+};
+
+std::optional<TorchRow> exchanged(const DLPackExchangeAPI* api, PyObject* value) {
+  if (kind_of(value).importer != Importer::torch) return std::nullopt;
+  TorchRow row;
+  try {
+    row.storage = torch_storage(value);
+    row.tensor = torch_description(value, api, row.storage);
+  } catch (const nb::builtin_exception&) {
+    return std::nullopt;
+  } catch (const nb::python_error&) {
     return std::nullopt;
   }
+  const DLTensor& tensor = row.tensor;
   const auto dims = static_cast<std::size_t>(tensor.ndim);
   const bool compact = tensor.strides == nullptr ||
                        tensor::is_contiguous({tensor.shape, dims}, {tensor.strides, dims});
-  return tensor.device.device_type == kDLCPU && compact ? std::optional(tensor) : std::nullopt;
+  return tensor.device.device_type == kDLCPU && compact ? std::optional(std::move(row))
+                                                        : std::nullopt;
 }
 
 [[noreturn]] void refuse_leaf() {
@@ -120,8 +133,9 @@ class BatchRows {
     if (kind.importer == Importer::torch && kind.api != nullptr &&
         kind.api->dltensor_from_py_object_no_sync != nullptr) {
       leaf.api = kind.api;
-      const std::optional<DLTensor> tensor = exchanged(leaf.api, array.ptr());
-      if (!tensor || tensor->ndim < 1 || tensor->dtype.code == kDLComplex ||
+      const std::optional<TorchRow> row = exchanged(leaf.api, array.ptr());
+      const DLTensor* tensor = row ? &row->tensor : nullptr;
+      if (tensor == nullptr || tensor->ndim < 1 || tensor->dtype.code == kDLComplex ||
           tensor->dtype.bits % 8 != 0) {
         refuse_leaf();
       }
@@ -186,15 +200,16 @@ class BatchRows {
   }
 
   bool find_source(const Leaf& leaf, std::size_t index, PyObject* array) {
-    owners_.push_back(nb::borrow(array));
     if (leaf.api != nullptr) return find_torch_source(leaf, index, array);
+    owners_.push_back(nb::borrow(array));
     sources_[index] = exact_memory(array, leaf.shape, leaf.buffer->view().format);
     return sources_[index] != nullptr;
   }
 
   bool find_torch_source(const Leaf& leaf, std::size_t index, PyObject* tensor) {
-    const std::optional<DLTensor> given = exchanged(leaf.api, tensor);
-    if (!given || !same(given->dtype, leaf.dtype) ||
+    std::optional<TorchRow> row = exchanged(leaf.api, tensor);
+    const DLTensor* given = row ? &row->tensor : nullptr;
+    if (given == nullptr || !same(given->dtype, leaf.dtype) ||
         !std::ranges::equal(std::span(given->shape, static_cast<std::size_t>(given->ndim)),
                             leaf.shape) ||
         (given->data == nullptr && leaf.row_bytes > 0)) {
@@ -205,6 +220,7 @@ class BatchRows {
           own(PyObject_VectorcallMethod(is_neg_name_.ptr(), &tensor, 1, nullptr));
       if (negated.ptr() != Py_False) return false;
     }
+    owners_.push_back(std::move(row->storage));
     sources_[index] = static_cast<const std::byte*>(given->data) + given->byte_offset;
     return true;
   }

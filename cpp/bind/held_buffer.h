@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "bind/tensor_kinds.h"
+
 namespace moolink::bind {
 
 namespace nb = nanobind;
@@ -38,6 +40,8 @@ class HeldBuffer {
 // It stays while the array does.
 inline const std::byte* exact_memory(nb::handle array, std::span<const Py_ssize_t> shape,
                                      std::string_view format) {
+  // A masked array is more than its memory; the callers' other ways refuse it.
+  if (kind_of(array).importer == Importer::numpy_subclass) return nullptr;
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();  // no array, one with gaps, or of a dtype without a buffer format

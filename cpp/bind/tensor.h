@@ -79,8 +79,14 @@ struct ImportedTensor {
 // Empty when the value is no tensor. Raises TypeError for tensors that cannot be read here, with
 // the dtype or device and the remedy: sub-byte and structured elements, other devices than the CPU
 // and CUDA's, sparse layouts, traced values, subclasses that would lose their meaning. Big-endian
-// arrays are converted; conjugated and negated views are resolved.
+// arrays are converted; conjugated and negated views are resolved. A subclass of torch.Tensor
+// without a dispatch of its own is read as the plain tensor of its memory.
 std::optional<ImportedTensor> import_tensor(nb::handle value);
+
+// Whether the value is an array or tensor. Raises TypeError, with `name` first, for those that
+// cannot be read as plain memory: the same ones as import_tensor(), but any dtype and torch's other
+// devices pass. For those ways in that let the array's own framework copy it.
+bool check_array(nb::handle value, const std::string& name);
 
 // The same for values that must be tensors of numbers in host memory (gradients, parameters,
 // reductions); also accepts objects with the buffer protocol. Raises TypeError otherwise.

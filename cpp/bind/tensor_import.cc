@@ -10,6 +10,7 @@
 
 #include "bind/errors.h"
 #include "bind/tensor_kinds.h"
+#include "bind/torch_memory.h"
 
 namespace moolink::bind {
 namespace {
@@ -117,12 +118,6 @@ ImportedTensor import_numpy(nb::object array) {
   return imported;
 }
 
-// The first line of a framework's error, which may continue with C++ frames.
-std::string first_line(nb::python_error& e) {
-  const std::string whole = text_of(e.value());
-  return whole.substr(0, whole.find('\n'));
-}
-
 void take_layout(const DLTensor& from, ImportedTensor& imported) {
   imported.tensor.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   imported.tensor.shape.assign(from.shape, from.shape + from.ndim);
@@ -222,23 +217,19 @@ ImportedTensor import_dlpack(nb::handle value) {
   return import_capsule(value, std::move(capsule), std::move(stream));
 }
 
-DType torch_dtype(nb::handle dtype) {
+DType torch_dtype(nb::handle tensor) {
+  const nb::object dtype = tensor.attr("dtype");
   // torch's dtypes are few and live as long as torch.
   static auto& known = *new std::unordered_map<PyObject*, DType>();
   if (const auto found = known.find(dtype.ptr()); found != known.end()) return found->second;
   const std::string text = text_of(dtype);  // "torch.float32"
   const auto found = tensor::dtype_from_name(std::string_view(text).substr(text.find('.') + 1));
-  if (!found) type_error("tensors of " + text + " cannot be read; convert it to another dtype");
+  if (!found) {
+    type_error("a " + type_text(tensor) + " of " + text +
+               " cannot be read; convert it to another dtype");
+  }
   known.emplace(dtype.ptr(), *found);
   return *found;
-}
-
-nb::handle torch_strided() {
-  static PyObject* strided = nullptr;
-  if (strided == nullptr) {
-    strided = nb::object(nb::module_::import_("torch").attr("strided")).release().ptr();
-  }
-  return strided;
 }
 
 bool call_is_true(nb::handle value, const char* method) {
@@ -261,36 +252,31 @@ bool resolve_views(nb::object& value, DType dtype) {
   return resolved;
 }
 
-ImportedTensor import_torch(nb::object value, const DLPackExchangeAPI* api) {
-  const DType dtype = torch_dtype(value.attr("dtype"));
-  // DLPack has no code for some of torch's devices (meta) and none for its layouts.
-  const bool on_host = nb::cast<bool>(value.attr("is_cpu"));
-  if (!on_host && !nb::cast<bool>(value.attr("is_cuda"))) {
-    refuse_device(value, text_of(value.attr("device")));
-  }
-  const nb::object layout = value.attr("layout");
-  if (!layout.is(torch_strided())) {
-    type_error("tensors of layout " + text_of(layout) +
-               " cannot be read; call to_dense(), or send indices and values");
-  }
+void require_torch_device(nb::handle value) {
+  if (nb::cast<bool>(value.attr("is_cpu")) || nb::cast<bool>(value.attr("is_cuda"))) return;
+  // DLPack has no code for some of torch's devices (meta).
+  refuse_device(value, text_of(value.attr("device")));
+}
+
+ImportedTensor import_torch(nb::object value, const TypeKind& kind) {
+  value = plain_torch(std::move(value), kind.importer);
+  const DType dtype = torch_dtype(value);
+  require_torch_device(value);
+  nb::object storage = torch_storage(value);
   CopyReason copied = resolve_views(value, dtype) ? CopyReason::lazy_view : CopyReason::none;
-  if (!on_host) {  // gaps are removed on the device
+  if (nb::cast<bool>(value.attr("is_cuda"))) {  // gaps are removed on the device
     nb::object compact = value.attr("contiguous")();
     if (copied == CopyReason::none && !compact.is(value)) copied = CopyReason::gaps;
     value = std::move(compact);
   }
+  if (copied != CopyReason::none) storage = torch_storage(value);
   ImportedTensor imported;
-  if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) {
-    DLTensor tensor;
-    if (api->dltensor_from_py_object_no_sync(value.ptr(), &tensor) != 0) {
-      nb::python_error e;
-      if (!e.matches(PyExc_RuntimeError)) throw e;
-      type_error("a torch.Tensor without plain memory cannot be read (" + first_line(e) +
-                 "): send it outside of torch.func transforms, nested tensors one by one");
-    }
+  if (kind.api != nullptr && kind.api->dltensor_from_py_object_no_sync != nullptr) {
+    const DLTensor tensor = torch_description(value, kind.api, storage);
     take_layout(tensor, imported);
-    imported.stream = stream_after(value, tensor.device, api);
-    imported.owner = std::move(value);
+    imported.stream = stream_after(value, tensor.device, kind.api);
+    // The tensor itself may be given another memory meanwhile.
+    imported.owner = std::move(storage);
   } else {
     imported = import_dlpack(value.attr("detach")());
   }
@@ -324,7 +310,25 @@ JaxPlace place_of(nb::handle array) {
   return place;
 }
 
+void require_readable_jax(nb::handle value) {
+  if (nb::cast<bool>(value.attr("is_deleted")())) {
+    type_error("a " + type_text(value) +
+               " that was deleted or donated cannot be read: keep a copy, or read it before");
+  }
+  if (!nb::cast<bool>(value.attr("is_fully_addressable"))) {
+    type_error("a " + type_text(value) +
+               " lies partly on devices of other processes and cannot be read: give the data of "
+               "its addressable_shards");
+  }
+  // JAX' own dtypes have no elements that other programs know.
+  if (!nb::isinstance(value.attr("dtype"), loaded("numpy", "dtype"))) {
+    type_error("a " + type_text(value) + " of " + text_of(value.attr("dtype")) +
+               " cannot be read: give jax.random.key_data() of a typed random key");
+  }
+}
+
 ImportedTensor import_jax(nb::handle value) {
+  require_readable_jax(value);
   const JaxPlace place = place_of(value);
   ImportedTensor imported =
       place.on_cuda ? import_dlpack(value)
@@ -347,33 +351,92 @@ ImportedTensor import_cupy(nb::object value) {
   return imported;
 }
 
+[[noreturn]] void refuse_wrapper(nb::handle value) {
+  const char* remedy = "give the plain tensors that it is made of, or a plain one of its values";
+  if (nb::hasattr(value.type(), "to_local")) {
+    remedy = "give its local shard, to_local(), or all of it, full_tensor()";
+  } else if (nb::hasattr(value.type(), "get_data")) {
+    remedy = "give its data and its mask, get_data() and get_mask()";
+  }
+  type_error("a " + type_text(value) +
+             " is more than its elements, or has none in memory: " + remedy);
+}
+
+// Raises TypeError for types whose objects are never read.
+void require_readable_type(nb::handle value, Importer importer) {
+  switch (importer) {
+    case Importer::traced:
+      type_error("a " + type_text(value) +
+                 " is a traced JAX value and has no elements yet: call moolink outside of jit, "
+                 "grad and vmap, or moolink.jax.all_reduce inside of them");
+    case Importer::numpy_subclass:
+      type_error("a " + type_text(value) +
+                 " is more than its elements; convert it to a plain array first (numpy.asarray; "
+                 "the data and the mask of a masked array)");
+    case Importer::torch_wrapper:
+      refuse_wrapper(value);
+    case Importer::uninitialized:
+      type_error("a " + type_text(value) +
+                 " has no shape and no elements yet: call its lazy module once before");
+    default:
+      return;
+  }
+}
+
+void require_readable_torch(nb::handle given, const TypeKind& kind) {
+  const nb::object value = plain_torch(nb::borrow(given), kind.importer);
+  if (nb::cast<bool>(value.attr("is_quantized"))) {
+    type_error("a " + type_text(value) + " of " + text_of(value.attr("dtype")) +
+               " is more than its elements: give dequantize() of it, or int_repr() and its scales");
+  }
+  if (nb::cast<bool>(value.attr("is_meta"))) refuse_device(value, "meta");
+  const nb::object storage = torch_storage(value);
+  if (kind.api != nullptr && kind.api->dltensor_from_py_object_no_sync != nullptr &&
+      nb::cast<bool>(value.attr("is_cpu"))) {
+    torch_description(value, kind.api, storage);
+  }
+}
+
 }  // namespace
 
 std::optional<ImportedTensor> import_tensor(nb::handle value) {
   const TypeKind kind = kind_of(value);
   switch (kind.importer) {
-    case Importer::none:
-      return std::nullopt;
     case Importer::numpy:
       return import_numpy(nb::borrow(value));
     case Importer::torch:
-      return import_torch(nb::borrow(value), kind.api);
+    case Importer::torch_subclass:
+      return import_torch(nb::borrow(value), kind);
     case Importer::jax:
       return import_jax(value);
     case Importer::cupy:
       return import_cupy(nb::borrow(value));
     case Importer::dlpack:
       return kind.api == nullptr ? import_dlpack(value) : import_exchanged(value, kind.api);
-    case Importer::traced:
-      type_error(
-          "a traced JAX value has no elements yet: call moolink outside of jit, grad and vmap, or "
-          "moolink.jax.all_reduce inside of them");
-    case Importer::subclass:
-      type_error("a " + type_text(value) +
-                 " is more than its elements; convert it to a plain array or tensor first "
-                 "(numpy.asarray, Tensor.as_subclass(torch.Tensor))");
+    default:
+      require_readable_type(value, kind.importer);
+      return std::nullopt;
   }
-  return std::nullopt;
+}
+
+bool check_array(nb::handle value, const std::string& name) {
+  const TypeKind kind = kind_of(value);
+  try {
+    switch (kind.importer) {
+      case Importer::torch:
+      case Importer::torch_subclass:
+        require_readable_torch(value, kind);
+        break;
+      case Importer::jax:
+        require_readable_jax(value);
+        break;
+      default:
+        require_readable_type(value, kind.importer);
+    }
+  } catch (nb::builtin_exception& e) {
+    type_error(name + ": " + e.what());
+  }
+  return kind.importer != Importer::none;
 }
 
 ImportedTensor import_numbers(nb::handle value) {

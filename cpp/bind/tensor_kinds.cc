@@ -35,17 +35,25 @@ bool is_type(nb::handle type, const char* module, const char* attribute) {
   return loaded(module, attribute).is(type);
 }
 
+Importer torch_importer(nb::handle type) {
+  if (is_type(type, "torch", "Tensor") || is_type(type, "torch.nn.parameter", "Parameter")) {
+    return Importer::torch;
+  }
+  if (is_subclass(type, "torch.nn.parameter", "UninitializedTensorMixin")) {
+    return Importer::uninitialized;
+  }
+  // A type with a dispatch of its own computes its values, of other tensors for the most part.
+  const nb::object plain = loaded("torch", "Tensor").attr("__torch_dispatch__");
+  return type.attr("__torch_dispatch__").is(plain) ? Importer::torch_subclass
+                                                   : Importer::torch_wrapper;
+}
+
 TypeKind classify(nb::handle type) {
   if (is_subclass(type, "numpy", "ndarray")) {
     const bool plain = is_type(type, "numpy", "ndarray") || is_type(type, "numpy", "memmap");
-    return {plain ? Importer::numpy : Importer::subclass, nullptr};
+    return {plain ? Importer::numpy : Importer::numpy_subclass, nullptr};
   }
-  if (is_subclass(type, "torch", "Tensor")) {
-    const bool plain = is_type(type, "torch", "Tensor") ||
-                       is_type(type, "torch.nn.parameter", "Parameter") ||
-                       is_type(type, "torch.nn.parameter", "Buffer");
-    return {plain ? Importer::torch : Importer::subclass, exchange_api(type)};
-  }
+  if (is_subclass(type, "torch", "Tensor")) return {torch_importer(type), exchange_api(type)};
   if (is_subclass(type, "jax.core", "Tracer")) return {Importer::traced, nullptr};
   if (is_subclass(type, "jax", "Array")) return {Importer::jax, nullptr};
   if (is_subclass(type, "cupy", "ndarray")) return {Importer::cupy, nullptr};
@@ -55,6 +63,11 @@ TypeKind classify(nb::handle type) {
 }
 
 }  // namespace
+
+std::string first_line(const nb::python_error& error) {
+  const std::string whole = text_of(error.value());
+  return whole.substr(0, whole.find('\n'));
+}
 
 // Types seen so far. Only types that import tensors are kept, with a reference each, so that the
 // table does not grow with every class of a program and an address never means another type.

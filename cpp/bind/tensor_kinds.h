@@ -5,6 +5,7 @@
 #include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
 
+#include <string>
 #include <type_traits>
 
 #include "bind/errors.h"
@@ -36,7 +37,20 @@ nb::object new_capsule(Managed* exported) {
 }
 
 // How objects of a type are imported; determined once per type.
-enum class Importer { none, numpy, torch, jax, cupy, traced, dlpack, subclass };
+enum class Importer {
+  none,
+  numpy,
+  torch,
+  torch_subclass,  // its memory is a plain tensor's
+  jax,
+  cupy,
+  dlpack,
+  // Refused:
+  numpy_subclass,  // may be more than its elements, as a masked array is
+  torch_wrapper,   // other tensors, or other values than its memory has
+  uninitialized,   // a lazy module's parameter
+  traced,          // in a JAX transformation
+};
 
 struct TypeKind {
   Importer importer = Importer::none;
@@ -45,5 +59,8 @@ struct TypeKind {
 
 // Needs the GIL.
 TypeKind kind_of(nb::handle value);
+
+// The first line of an error's text. torch's may continue with C++ frames.
+std::string first_line(const nb::python_error& error);
 
 }  // namespace moolink::bind

@@ -1,10 +1,8 @@
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
-#include <optional>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,27 +25,16 @@ class TensorLayouts {
     }
   }
 
-  // The addresses of the elements, 0 for None; empty unless all have the required layout, in host
-  // memory and without gaps.
-  std::optional<std::vector<std::uintptr_t>> addresses(
-      const nb::typed<nb::list, nb::any>& tensors) const {
-    if (tensors.size() != wanted_.size()) return std::nullopt;
-    std::vector<std::uintptr_t> addresses;
-    addresses.reserve(wanted_.size());
+  // Whether all have the required layout, in host memory and without gaps, or are None.
+  bool fit(const nb::typed<nb::list, nb::any>& tensors) const {
+    if (tensors.size() != wanted_.size()) return false;
     for (std::size_t i = 0; i < wanted_.size(); ++i) {
-      const nb::handle value = tensors[i];
-      if (value.is_none()) {
-        addresses.push_back(0);
-        continue;
-      }
+      const nb::object value = tensors[i];
+      if (value.is_none()) continue;
       const auto imported = try_import(value);
-      // For a view that is conjugated or negated on reading, the importer owns another tensor.
-      if (!imported || !imported->owner.is(value) || !wanted_[i].fits(*imported)) {
-        return std::nullopt;
-      }
-      addresses.push_back(reinterpret_cast<std::uintptr_t>(imported->tensor.data));
+      if (!imported || !wanted_[i].fits(*imported)) return false;
     }
-    return addresses;
+    return true;
   }
 
  private:
@@ -57,8 +44,8 @@ class TensorLayouts {
 
     bool fits(const ImportedTensor& given) const {
       const tensor::TensorRef& tensor = given.tensor;
-      return tensor.device.is_cpu() && tensor.dtype == dtype && tensor.shape == shape &&
-             tensor.is_contiguous();
+      return given.copied == CopyReason::none && tensor.device.is_cpu() && tensor.dtype == dtype &&
+             tensor.shape == shape && tensor.is_contiguous();
     }
   };
   std::vector<Wanted> wanted_;
@@ -71,9 +58,9 @@ void bind_tensor_layouts(nb::module_& m) {
       m, "TensorLayouts",
       "The layout that the tensors of a list must have: (shape, dtype) of each.")
       .def(nb::init<const std::vector<TensorLayouts::Layout>&>(), nb::arg("layouts"))
-      .def("addresses", &TensorLayouts::addresses, nb::arg("tensors"),
-           "Returns the address of each tensor's elements, 0 for None. Returns None if a tensor "
-           "has another layout, has gaps or is not in host memory.");
+      .def("fit", &TensorLayouts::fit, nb::arg("tensors"),
+           "Returns whether each tensor is None or has its layout, without gaps, in host memory, "
+           "and is read where it lies.");
 }
 
 }  // namespace moolink::bind

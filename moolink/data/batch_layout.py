@@ -15,11 +15,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import check_array
+from moolink.data import nodes
 from moolink.data.frameworks import as_numpy, is_torch
 from moolink.data.warm_memory import SMALL, WarmMemory
 from moolink.internal.shown import shown
 
-Nest: TypeAlias = Any  # dict, list, tuple or namedtuple of nests; else a leaf
+Nest: TypeAlias = Any  # a node of nests (see moolink.data.nodes) except None; else a leaf
 Mode: TypeAlias = Literal["stack", "cat"]
 Values: TypeAlias = Literal["list", "tuple", "first"]
 
@@ -82,13 +84,17 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
     if isinstance(item, dict):
         prefix = f"{path}." if path else ""
         return _Dict(path, {key: build(item[key], spec, f"{prefix}{key}") for key in item})
-    if isinstance(item, list | tuple):
-        names = getattr(item, "_fields", None)
+    node = None if item is None else nodes.apart(item)  # None is a value like any other here
+    if node is not None:
         prefix = f"{path}." if path else ""
-        paths = [f"{prefix}{name}" for name in names] if names else None
-        paths = paths or [f"{path}[{index}]" for index in range(len(item))]
-        children = [build(child, spec, path) for child, path in zip(item, paths, strict=True)]
-        return _Sequence(path, type(item), children)
+        paths = [
+            f"{prefix}{key}" if isinstance(key, str) else f"{path}[{key}]" for key in node.keys
+        ]
+        children = [build(part, spec, path) for part, path in zip(node.parts, paths, strict=True)]
+        if isinstance(item, list | tuple):
+            return _Sequence(path, type(item), children)
+        return _Fields(path, node, children)
+    check_array(item, path or "the item")
     if is_torch(item):
         return _TorchLeaf(path, item, spec)
     if is_array(item):
@@ -106,6 +112,10 @@ def is_array(item: object) -> bool:
     if isinstance(item, np.ndarray | np.generic) or is_torch(item):
         return True
     return hasattr(item, "__dlpack__") or hasattr(item, "__array_interface__")
+
+
+def _is_node(item: Nest) -> bool:
+    return item is not None and nodes.apart(item) is not None
 
 
 def count_rows(rows: list[tuple[str, int]]) -> int:
@@ -214,6 +224,50 @@ class _Sequence(Node):
         return [found for child, part in parts for found in child.rows(part)]
 
 
+class _Fields(Node):
+    """A dataclass, or a node of a registered type."""
+
+    def __init__(self, path: str, node: nodes.Node, children: list[Node]) -> None:
+        super().__init__(path)
+        self._kind = node.kind
+        self._rebuild = node.rebuild
+        self._children = children
+
+    def _parts(self, item: Nest) -> list[Any]:
+        node = None if item is None else nodes.apart(item)
+        if node is None or node.kind != self._kind:
+            expected = self._kind.__name__ if isinstance(self._kind, type) else self._kind
+            raise ValueError(f"{self.name}: expected a {expected}, got {_describe(item)}")
+        return node.parts
+
+    def allocate(self) -> None:
+        for child in self._children:
+            child.allocate()
+
+    def check(self, item: Nest) -> None:
+        for child, part in zip(self._children, self._parts(item), strict=True):
+            child.check(part)
+
+    def put_row(self, item: Nest, row: int) -> None:
+        for child, part in zip(self._children, self._parts(item), strict=True):
+            child.put_row(part, row)
+
+    def put_rows(self, item: Nest, start: int, count: int, offset: int) -> None:
+        for child, part in zip(self._children, self._parts(item), strict=True):
+            child.put_rows(part, start, count, offset)
+
+    def pad(self, start: int, stop: int) -> None:
+        for child in self._children:
+            child.pad(start, stop)
+
+    def take(self, rows: int | None = None) -> Nest:
+        return self._rebuild([child.take(rows) for child in self._children])
+
+    def rows(self, item: Nest) -> list[tuple[str, int]]:
+        parts = zip(self._children, self._parts(item), strict=True)
+        return [found for child, part in parts for found in child.rows(part)]
+
+
 class _ValueLeaf(Node):
     """A leaf that is no array: a batch holds each row's value, or the first one's."""
 
@@ -226,7 +280,7 @@ class _ValueLeaf(Node):
         self._values: list[Any] = [None] * self._size
 
     def check(self, item: Nest) -> None:
-        if isinstance(item, dict | list | tuple) or is_array(item):
+        if check_array(item, self.name) or is_array(item) or _is_node(item):
             raise ValueError(f"{self.name}: expected a plain value, got {_describe(item)}")
 
     def put_row(self, item: Nest, row: int) -> None:
@@ -317,16 +371,17 @@ class _NumpyLeaf(_ArrayLeaf):
 
     def check(self, item: Nest) -> None:
         if type(item) is not np.ndarray:
+            check_array(item, self.name)
             if is_torch(item) or not is_array(item):
                 raise self._mismatch(f"{self._dtype} (numpy)", item)
-            item = as_numpy(item)
+            item = as_numpy(item, self.name)
         if item.dtype != self._dtype or not self._has_shape(item.shape):
             raise self._mismatch(self._dtype, item)
 
     def put_row(self, item: Nest, row: int) -> None:
         if type(item) is not np.ndarray:
             self.check(item)
-            item = as_numpy(item)
+            item = as_numpy(item, self.name)
         if item.dtype is not self._dtype or item.shape != self._row_shape:
             self.check(item)
         self._rows[row] = item
@@ -377,11 +432,13 @@ class _TorchLeaf(_ArrayLeaf):
             import torch
 
             item = torch.from_numpy(item)
+        check_array(item, self.name)
         if item.dtype != self._dtype or not self._has_shape(item.shape):
             raise self._mismatch(self._dtype, item)
 
     def put_row(self, item: Nest, row: int) -> None:
         if self._numpy_rows is not None:
+            check_array(item, self.name)  # before its address is taken
             try:
                 source = item.numpy()
             except (AttributeError, TypeError, RuntimeError):
@@ -423,6 +480,6 @@ def _detached(item: Any) -> Any:
 def _describe(item: Nest) -> str:
     if is_array(item):
         return f"{tuple(item.shape)} {item.dtype}"
-    if isinstance(item, dict | list | tuple):
+    if _is_node(item):
         return f"a {type(item).__name__}"
     return f"{shown(item)} of type {type(item).__name__}"

@@ -23,7 +23,8 @@ _COPYING = 0.001  # seconds between two looks at a producer that copies
 class Batcher(Closing):
     """Collects items into batches, each copied once, straight into the batch's memory.
 
-    An item is a nest of dicts, lists, tuples and namedtuples. Its leaves are numpy arrays, torch
+    An item is a nest of dicts, lists, tuples, namedtuples, dataclasses and types registered as
+    pytrees with JAX. Its leaves are numpy arrays, torch
     tensors or other arrays (batched as numpy); a leaf that is none of these, such as a Python
     number, a string or None, appears in the batch as a list with each row's value. The first item
     fixes structure, shapes and dtypes. Any thread may add and take; a batch holds items in the

@@ -22,10 +22,15 @@ def is_jax(value: object) -> bool:
     return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
 
 
-def as_numpy(value: Any) -> npt.NDArray[Any]:
-    """A numpy view of an array of any framework; of one on a device, a copy on the host."""
+def as_numpy(value: Any, name: str = "an array") -> npt.NDArray[Any]:
+    """A numpy view of an array of any framework; of one on a device, a copy on the host.
+
+    Raises:
+        TypeError: its elements cannot be read as plain memory; the message begins with ``name``.
+    """
     if type(value) is np.ndarray:
         return value
+    _core.check_array(value, name)
     if is_torch(value):
         array: npt.NDArray[Any] = value.detach().cpu().numpy()
         return array

@@ -1,6 +1,7 @@
 """Trees of arrays: their leaves, and a skeleton with a leaf's number in each one's place.
 
-A skeleton is made of dicts, lists and tuples like the tree, so it can be compared and sent.
+A skeleton has the nodes of the tree (see :mod:`moolink.data.nodes`), so it can be compared, and
+sent if their types can be.
 """
 
 from __future__ import annotations
@@ -10,33 +11,29 @@ from typing import Any
 
 import numpy as np
 
+from moolink._core import check_array
+from moolink.data import nodes
 from moolink.data.frameworks import is_jax, is_torch
 from moolink.internal.shown import cut
 
 Skeleton = Any
 _Numbers = (bool, int, float)
-_CONTAINERS = (dict, list, tuple)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Skeleton]:
-    """Returns the leaves of a tree of dicts, lists and tuples, and its skeleton."""
+    """Returns the leaves of a tree, and its skeleton."""
     leaves: list[Any] = []
     return leaves, _walk(tree, leaves)
 
 
-def _walk(node: Any, leaves: list[Any]) -> Skeleton:
-    if isinstance(node, dict):
-        return {key: _walk(child, leaves) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        return _rebuilt(node, [_walk(child, leaves) for child in node])
-    leaves.append(node)
-    return len(leaves) - 1
-
-
-def _rebuilt(node: Any, children: list[Any]) -> Any:
-    """A sequence like `node`; a namedtuple takes its children as arguments."""
-    kind = type(node)
-    return kind(*children) if hasattr(node, "_fields") else kind(children)
+def _walk(value: Any, leaves: list[Any]) -> Skeleton:
+    if type(value) is dict:
+        return {key: _walk(part, leaves) for key, part in value.items()}
+    node = nodes.apart(value)
+    if node is None:
+        leaves.append(value)
+        return len(leaves) - 1
+    return node.rebuild([_walk(part, leaves) for part in node.parts])
 
 
 def unflatten(skeleton: Skeleton, leaves: list[Any]) -> Any:
@@ -44,12 +41,11 @@ def unflatten(skeleton: Skeleton, leaves: list[Any]) -> Any:
     return _build(skeleton, leaves.__getitem__)
 
 
-def _build(node: Skeleton, leaf: Callable[[int], Any]) -> Any:
-    if isinstance(node, dict):
-        return {key: _build(child, leaf) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        return _rebuilt(node, [_build(child, leaf) for child in node])
-    return leaf(node)
+def _build(skeleton: Skeleton, leaf: Callable[[int], Any]) -> Any:
+    node = nodes.apart(skeleton)
+    if node is None:
+        return leaf(skeleton)
+    return node.rebuild([_build(part, leaf) for part in node.parts])
 
 
 def leaves_like(tree: Any, skeleton: Skeleton) -> list[Any] | None:
@@ -58,25 +54,31 @@ def leaves_like(tree: Any, skeleton: Skeleton) -> list[Any] | None:
     return leaves if _collect(tree, skeleton, leaves) else None
 
 
-def _collect(node: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
+def _collect(value: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
     if isinstance(skeleton, int):
-        if isinstance(node, _CONTAINERS):
+        if not _is_array(value) and nodes.apart(value) is not None:
             return False
-        leaves.append(node)
+        leaves.append(value)
         return True
-    if type(node) is not type(skeleton) or len(node) != len(skeleton):
+    if isinstance(skeleton, dict):  # a loop, as this runs for every step of a writer
+        if type(value) is not type(skeleton) or len(value) != len(skeleton):
+            return False
+        for key, part in skeleton.items():
+            if key not in value:
+                return False
+            if isinstance(part, int) and _is_array(value[key]):
+                leaves.append(value[key])
+            elif not _collect(value[key], part, leaves):
+                return False
+        return True
+    wanted, given = nodes.apart(skeleton), nodes.apart(value)
+    if wanted is None or given is None or (given.kind, given.keys) != (wanted.kind, wanted.keys):
         return False
-    if isinstance(skeleton, dict):
-        for key, child in skeleton.items():  # a loop, as this runs for every step of a writer
-            if key not in node:
-                return False
-            value = node[key]
-            if isinstance(child, int) and not isinstance(value, _CONTAINERS):
-                leaves.append(value)
-            elif not _collect(value, child, leaves):
-                return False
-        return True
-    return all(_collect(a, b, leaves) for a, b in zip(node, skeleton, strict=True))
+    return all(_collect(a, b, leaves) for a, b in zip(given.parts, wanted.parts, strict=True))
+
+
+def _is_array(value: Any) -> bool:
+    return type(value) is np.ndarray or isinstance(value, _Numbers)
 
 
 def paths(skeleton: Skeleton, root: str = "") -> list[str]:
@@ -84,15 +86,16 @@ def paths(skeleton: Skeleton, root: str = "") -> list[str]:
     return list(_paths(skeleton, root))
 
 
-def _paths(node: Skeleton, path: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, child in node.items():
-            yield from _paths(child, f"{path}.{key}" if path else str(key))
-    elif isinstance(node, list | tuple):
-        for i, child in enumerate(node):
-            yield from _paths(child, f"{path}[{i}]")
-    else:
+def _paths(skeleton: Skeleton, path: str) -> Iterator[str]:
+    node = nodes.apart(skeleton)
+    if node is None:
         yield path or "the step"
+        return
+    for key, part in zip(node.keys, node.parts, strict=True):
+        if isinstance(skeleton, dict) or isinstance(key, str):
+            yield from _paths(part, f"{path}.{key}" if path else str(key))
+        else:
+            yield from _paths(part, f"{path}[{key}]")
 
 
 def difference(tree: Any, skeleton: Skeleton) -> str:
@@ -109,9 +112,10 @@ def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:
     bool.
 
     Raises:
-        ValueError: the number is of a wider kind than `dtype`; the message names the path.
+        TypeError: it is an array whose elements cannot be read as plain memory.
+        ValueError: the number is of a wider kind than `dtype`; the messages name the path.
     """
-    if isinstance(leaf, np.ndarray):
+    if type(leaf) is np.ndarray:
         return leaf
     if isinstance(leaf, _Numbers):
         own = "bool" if isinstance(leaf, bool) else "int64" if isinstance(leaf, int) else "float32"
@@ -123,16 +127,18 @@ def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:
         return np.asarray(leaf, dtype or own)
     if isinstance(leaf, np.generic):
         return np.asarray(leaf)
+    check_array(leaf, path or "an array")
     return leaf
 
 
-def arrays_of(leaves: list[Any]) -> list[Any]:
-    """The leaves as arrays.
+def arrays_of(leaves: list[Any], skeleton: Skeleton) -> list[Any]:
+    """The leaves of a tree of this skeleton as arrays.
 
     Raises:
-        TypeError: one is no array and no number.
+        TypeError: one is no array and no number; the message names its path.
     """
-    arrays = [as_array(leaf) for leaf in leaves]
+    named = zip(leaves, paths(skeleton), strict=True)
+    arrays = [as_array(leaf, path=path) for leaf, path in named]
     for array in arrays:
         layout_of(array)
     return arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
+from moolink.data import nodes
 from moolink.data.device_arrays import torch_on_device
 from moolink.data.frameworks import is_jax, is_torch
 
@@ -138,7 +139,7 @@ Structure = tuple[Any, list["Structure"]] | None
 
 
 def flatten(tree: Any, name: str = "data", read: bool = True) -> tuple[list[Leaf], Structure]:
-    """Returns the leaves of a tree of dicts, lists and tuples in order, and its structure.
+    """Returns the leaves of a tree (see :mod:`moolink.data.nodes`) in order, and its structure.
 
     Args:
         name: the beginning of the paths to leaves.
@@ -164,17 +165,33 @@ def _read_devices(leaves: list[Leaf]) -> None:
 
 
 # Not a closure: one that calls itself is a cycle, which would keep the arrays until a collection.
-def _walk(node: Any, path: str, leaves: list[Leaf]) -> Structure:
-    if isinstance(node, dict):
+def _walk(value: Any, path: str, leaves: list[Leaf]) -> Structure:
+    node = nodes.apart(value)
+    if node is None:
+        leaves.append(_leaf(value, path))
+        return None
+    order = list(range(len(node.keys)))
+    if isinstance(value, dict):
         # By sorted keys, so that the order of insertion may differ between members.
-        keys = sorted(node, key=str)
-        children = [_walk(node[k], f"{path}[{k!r}]", leaves) for k in keys]
-        return (_rebuild_dict(node, keys), children)
-    if isinstance(node, (list, tuple)):
-        children = [_walk(child, f"{path}[{i}]", leaves) for i, child in enumerate(node)]
-        return (_rebuild_sequence(type(node)), children)
-    leaves.append(_leaf(node, path))
-    return None
+        order.sort(key=lambda i: str(node.keys[i]))
+    children = []
+    for i in order:
+        key = i if isinstance(value, tuple) else node.keys[i]
+        name = f".{key}" if isinstance(key, str) and not isinstance(value, dict) else f"[{key!r}]"
+        children.append(_walk(node.parts[i], path + name, leaves))
+    return (_rebuild_in(order, node.rebuild), children)
+
+
+def _rebuild_in(order: list[int], rebuild: Callable[[list[Any]], Any]) -> Any:
+    """`rebuild` for parts in another order; not a reference to the node, which holds arrays."""
+
+    def sorted_back(children: list[Any]) -> Any:
+        parts: list[Any] = [None] * len(order)
+        for i, child in zip(order, children, strict=True):
+            parts[i] = child
+        return rebuild(parts)
+
+    return sorted_back
 
 
 def layout(leaves: list[Leaf], shapes: list[tuple[int, ...]]) -> str:
@@ -226,24 +243,8 @@ def _build(node: Structure, remaining: Iterator[Any]) -> Any:
     return rebuild([_build(child, remaining) for child in children])
 
 
-def _rebuild_dict(original: dict[Any, Any], keys: list[Any]) -> Any:
-    order = list(original)  # and not the dict itself, which holds the arrays
-
-    def rebuild(children: list[Any]) -> Any:
-        values = dict(zip(keys, children, strict=True))
-        return {key: values[key] for key in order}
-
-    return rebuild
-
-
-def _rebuild_sequence(kind: type) -> Any:
-    if hasattr(kind, "_fields"):  # a namedtuple takes its children as arguments
-        return lambda children: kind(*children)
-    return kind
-
-
 def _leaf(value: Any, path: str) -> Leaf:
-    if isinstance(value, np.ndarray):
+    if _core.check_array(value, path) and isinstance(value, np.ndarray):
         return _numpy_leaf(value, "numpy", path)
     if isinstance(value, (bool, int, float)):
         array = np.asarray(value)
@@ -255,13 +256,6 @@ def _leaf(value: Any, path: str) -> Leaf:
     if is_torch(value):
         return _torch_leaf(value, path)
     if is_jax(value):
-        import jax
-
-        if isinstance(value, jax.core.Tracer):
-            raise TypeError(
-                f"{path} is traced: call this outside of compiled functions, or use "
-                "moolink.jax.all_reduce inside of them"
-            )
         leaf = _numpy_leaf(np.asarray(value), "jax", path)
         if any(device.platform != "cpu" for device in value.devices()):
             leaf.device = value.sharding

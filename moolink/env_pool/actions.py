@@ -50,7 +50,8 @@ class ActionWriter:
     def _checked(self, action: Any, count: int | None) -> tuple[list[Any], list[Array]]:
         """Returns the arrays of an action for `count` rows, as given and as they are stored."""
         values = [action] if self._single else parts(self._tree, action, "action")
-        sources = [as_numpy(value) for value in values]
+        named = zip(self._leaves, values, strict=True)
+        sources = [as_numpy(value, leaf.path) for leaf, value in named]
         fitting = []
         for leaf, array, source in zip(self._leaves, self._arrays, sources, strict=True):
             shape = array.shape if count is None else (count, *array.shape[1:])

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import check_array
 from moolink.data.frameworks import as_numpy, is_torch
 from moolink.env_pool.spaces import leaves, map_tree
 from moolink.errors import Error
@@ -198,4 +199,5 @@ class _PufferLib(_Adapter):
 def _as_torch(actions: Any) -> Any:
     import torch
 
+    check_array(actions, "an action")
     return actions if is_torch(actions) else torch.from_dlpack(actions)  # type: ignore[attr-defined]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import check_array
 from moolink.data import skeletons
-from moolink.data.frameworks import is_torch
+from moolink.data.frameworks import is_jax, is_torch
 
 Actor = tuple[str, int]
 """A client's name, and the row of its requests."""
@@ -30,8 +31,12 @@ class States:
 
     def __init__(self, initial: Any, most: int) -> None:
         leaves, self._skeleton = skeletons.flatten(initial)
-        leaves = [skeletons.as_array(leaf) for leaf in leaves]
-        for path, leaf in zip(skeletons.paths(self._skeleton, "state"), leaves, strict=True):
+        paths = skeletons.paths(self._skeleton, "state")
+        leaves = [
+            leaf if _is_key(leaf) else skeletons.as_array(leaf, path=path)
+            for path, leaf in zip(paths, leaves, strict=True)
+        ]
+        for path, leaf in zip(paths, leaves, strict=True):
             if not hasattr(leaf, "dtype"):
                 raise TypeError(f"{path}: a {type(leaf).__qualname__} is no array and no number")
         self._initial = [leaf[None] for leaf in leaves]
@@ -90,6 +95,8 @@ class States:
             difference = skeletons.difference(states, self._skeleton)
             raise ValueError(f"the new state differs from the initial one: it is {difference}")
         for leaf, initial in zip(leaves, self._initial, strict=True):
+            if not _is_key(leaf):
+                check_array(leaf, "the new state")
             expected = (len(slots), *initial.shape[1:])
             if tuple(leaf.shape) != expected:
                 raise ValueError(f"the new state has shape {tuple(leaf.shape)}, not {expected}")
@@ -124,6 +131,11 @@ class States:
                 array[slots] = leaf
             else:
                 array[_index(array, slots)] = leaf.detach().to(array.device)
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether it is a typed random key of JAX, which JAX itself copies."""
+    return is_jax(leaf) and not isinstance(leaf.dtype, np.dtype)
 
 
 def _index(array: Any, slots: npt.NDArray[np.int64]) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from moolink._core import check_array
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate import training_steps as loops
 from moolink.accumulate.buckets import Description, Section, layout, sections
@@ -294,37 +295,44 @@ class Accumulator(AccumulatorBase):
 
     def _checked_gradients(self, gradients: Any) -> list[npt.NDArray[Any]]:
         """The gradients in host memory; an empty array stands for one that is missing."""
-        leaves, structure = jax.tree.flatten(gradients, is_leaf=lambda x: x is None)
-        if structure != self._structure:
-            raise ValueError(
-                f"the gradients are a tree of {structure}, and the parameters of {self._structure}"
-            )
+        leaves = self._like_parameters(gradients)
         checked = []
         for path, leaf, parameter in zip(self._paths, leaves, self._made_with, strict=True):
             if leaf is None:
                 checked.append(np.empty(0))
                 continue
-            if isinstance(leaf, jax.core.Tracer):
-                raise TypeError(
-                    f"the gradient of {path} is traced: call reduce_gradients outside of jit, with "
-                    "the results of the compiled function"
+            _require_array(f"the gradient of {path}", leaf)
+            if _description(leaf, True) != parameter:
+                raise ValueError(
+                    f"the gradient of {path} is {arrays.described(leaf)}, and the parameter "
+                    f"{parameter}"
                 )
-            if not hasattr(leaf, "dtype") or _description(leaf, True) != parameter:
-                kind = arrays.described(leaf) if hasattr(leaf, "dtype") else type(leaf).__qualname__
-                raise ValueError(f"the gradient of {path} is {kind}, and the parameter {parameter}")
             checked.append(np.ascontiguousarray(leaf))
         return checked
+
+    def _like_parameters(self, gradients: Any) -> list[Any]:
+        """What the gradients have in the places of the parameters' leaves, which may be None."""
+        try:
+            leaves: list[Any] = self._structure.flatten_up_to(gradients)
+        except (TypeError, ValueError):
+            leaves = []
+        fits = len(leaves) == len(self._parameters)
+        if not fits or not jax.tree_util.all_leaves([x for x in leaves if x is not None]):
+            structure = jax.tree.structure(gradients)
+            raise ValueError(
+                f"the gradients are a tree of {structure}, and the parameters of {self._structure}"
+            )
+        return leaves
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         finite = True
         for section in self._sections:
-            pieces, alive = [], []
+            pieces = []
             for index, count, offset in section.places:
                 gradient = self._offered[index]
                 if gradient.dtype != section.dtype and gradient.size:
                     gradient = gradient.astype(section.dtype)
-                alive.append(gradient)
-                pieces.append((gradient.ctypes.data if gradient.size else 0, count, offset))
+                pieces.append((gradient if gradient.size else None, count, offset))
             # Arrays of JAX are immutable: they are not zeroed.
             finite &= self._core.gather(section.dtype, pieces, float(batch_size), False)
         return finite
@@ -421,19 +429,19 @@ def _leaves(what: str, tree: Any) -> tuple[list[jax.Array], Any, list[str]]:
     leaves, paths = [], []
     for key, leaf in keyed:
         path = what + jax.tree_util.keystr(key)
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(
-            leaf, jax.Array | np.ndarray | np.generic
-        ):
-            raise TypeError(f"{path} is a {type(leaf).__qualname__}, not an array")
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise TypeError(f"{path} lies partly on devices of other processes")
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(f"{path} is a typed random key: give jax.random.key_data() of it")
+        _require_array(path, leaf)
         arrays.require_whole(path, leaf)
         # A numpy array may be written later; JAX relies on memory that is not.
         leaves.append(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
         paths.append(path)
     return leaves, structure, paths
+
+
+def _require_array(what: str, leaf: Any) -> None:
+    """Raises ``TypeError`` unless it is an array of JAX or numpy with elements in memory."""
+    check_array(leaf, what)
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        raise TypeError(f"{what} is a {type(leaf).__qualname__}, not an array of JAX or numpy")
 
 
 def _received(values: list[Any], mine: list[jax.Array], paths: list[str]) -> list[jax.Array]:

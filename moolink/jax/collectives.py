@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moolink._core import check_array
+from moolink.data import nodes
 from moolink.group import Group, Reduction
 from moolink.group.collectives import GroupFuture
 from moolink.jax import arrays
@@ -112,8 +114,11 @@ def _run(tree: Any, begin: Callable[[Any], GroupFuture], timeout: float | None) 
 
 def _operand(what: str, leaf: Any) -> Any:
     """A leaf as the group takes it; a number as JAX would have it, not as numpy would."""
-    if isinstance(leaf, jax.core.Tracer):
-        raise TypeError(f"{what} is traced: call this outside of compiled functions")
+    if not check_array(leaf, what) and nodes.apart(leaf) is not None:
+        raise TypeError(
+            f"{what} is a {type(leaf).__qualname__}, which JAX does not take apart: register it "
+            "as a pytree (jax.tree_util.register_dataclass), or use the group's own method"
+        )
     if isinstance(leaf, bool | int | float) and not isinstance(leaf, np.generic):
         return jnp.asarray(leaf)
     arrays.require_whole(what, leaf)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
+from moolink.data import nodes
 from moolink.jax import arrays
 
 
@@ -85,14 +86,7 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
     keyed, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if len(keyed) == 1 and not keyed[0][0]:
         return None
-    return [(_name(path[0]), child) for path, child in keyed], treedef
-
-
-def _name(key: Any) -> Any:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
+    return [(nodes.name_of(path[0]), child) for path, child in keyed], treedef
 
 
 def _is_key(leaf: Any) -> bool:

@@ -90,7 +90,7 @@ class ReplayClient:
     ) -> int:
         """As :meth:`Replay.insert`."""
         leaves, skeleton = skeletons.flatten(item)
-        arrays = [array[None] for array in skeletons.arrays_of(leaves)]
+        arrays = [array[None] for array in skeletons.arrays_of(leaves, skeleton)]
         return int(
             self.extend(
                 skeletons.unflatten(skeleton, arrays), priority, table=table, timeout=timeout
@@ -108,7 +108,7 @@ class ReplayClient:
         """As :meth:`Replay.extend`. While items wait for limiter and room, those that are not in
         are sent again every 5 s."""
         leaves, skeleton = skeletons.flatten(items)
-        arrays = skeletons.arrays_of(leaves)
+        arrays = skeletons.arrays_of(leaves, skeleton)
         if not arrays or any(not array.shape for array in arrays):
             raise ValueError("all arrays must have the items as their first dimension")
         count = len(arrays[0])

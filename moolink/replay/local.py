@@ -105,7 +105,7 @@ class Replay(Closing):
         if of.steps is None:
             # The first one fixes the layout of the others only if it is valid.
             leaves, skeleton = skeletons.flatten(item)
-            stacked = [array[None] for array in skeletons.arrays_of(leaves)]
+            stacked = [array[None] for array in skeletons.arrays_of(leaves, skeleton)]
             items = skeletons.unflatten(skeleton, stacked)
             return int(self.extend(items, priority, table=table, timeout=timeout)[0])
         layout, pattern = of.steps

@@ -56,7 +56,7 @@ class RemoteSteps(Steps):
         leaves, self.skeleton = skeletons.flatten(first)
         self.columns = []
         for path, leaf in zip(skeletons.paths(self.skeleton), leaves, strict=True):
-            dtype, shape = skeletons.layout_of(skeletons.as_array(leaf))
+            dtype, shape = skeletons.layout_of(skeletons.as_array(leaf, path=path))
             self.columns.append((path, dtype, shape))
         self._rpc = rpc
         self._server = server

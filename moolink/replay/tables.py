@@ -106,10 +106,10 @@ class Tables:
             ]:
                 return layout
         leaves, skeleton = skeletons.flatten(tree)
-        leaves = [skeletons.as_array(leaf) for leaf in leaves]
+        named = zip(skeletons.paths(skeleton), leaves, strict=True)
         columns = []
-        for name, leaf in zip(skeletons.paths(skeleton), leaves, strict=True):
-            dtype, shape = skeletons.layout_of(leaf)
+        for name, leaf in named:
+            dtype, shape = skeletons.layout_of(skeletons.as_array(leaf, path=name))
             columns.append((name, dtype, shape[dropped:]))
         return self.add_layout(skeleton, columns, skeletons.framework_of(leaves))
 

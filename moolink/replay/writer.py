@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from moolink.data import skeletons
+from moolink.data import nodes, skeletons
 from moolink.data.skeletons import Skeleton
 from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
@@ -61,6 +61,7 @@ class Steps(abc.ABC):
         return None
 
 
+@nodes.leaf
 @dataclasses.dataclass(slots=True)
 class Part:
     """One array of a writer's steps, in one step or several: a part of an item."""

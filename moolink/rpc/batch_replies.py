@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from moolink._core import check_array
+from moolink.data import nodes
 from moolink.data.batch_layout import Values, is_array
 from moolink.data.frameworks import as_numpy, is_torch
 from moolink.internal.countdown import after_all
@@ -41,8 +43,8 @@ class BatchReturn:
     - of an array with as many rows as the batch: its row (``mode="cat"``: its rows);
     - of a list: its entry; the list has one for each call, in order (entries for the batch's
       padding may follow); so has a tuple without containers and arrays;
-    - of a dict, a namedtuple, or a tuple that holds containers or arrays: the same with its part of
-      each;
+    - of a dict, a namedtuple, a dataclass, a type registered as a pytree with JAX, or a tuple that
+      holds containers or arrays: the same with its part of each;
     - of None and of any other value, scalars among them: that value.
 
     An exception instance as an entry is raised, as RemoteError, at that call alone. A reply that
@@ -79,7 +81,7 @@ class BatchReturn:
             return
         try:
             values = self._split(value, "the reply")
-        except ValueError as wrong:
+        except (TypeError, ValueError) as wrong:
             self.error(wrong)
             return
         self._succeeded()
@@ -124,10 +126,11 @@ class BatchReturn:
             return self._join(list(parts.values()), lambda own: dict(zip(parts, own, strict=True)))
         if self._has_entries(value):
             return self._split_entries(value, path)
-        if isinstance(value, list | tuple):
-            kind = getattr(value, "_make", type(value))
-            return self._join([self._split(p, f"{path}[{i}]") for i, p in enumerate(value)], kind)
-        return [value] * len(self)
+        node = nodes.apart(value)
+        if node is None:
+            return [value] * len(self)
+        parts = zip(node.keys, node.parts, strict=True)
+        return self._join([self._split(part, f"{path}[{k!r}]") for k, part in parts], node.rebuild)
 
     def _has_entries(self, value: Any) -> bool:
         if isinstance(value, list):
@@ -149,6 +152,7 @@ class BatchReturn:
                 f"{path}: an array has one row for each of the batch: expected {self._rows}, got "
                 f"shape {tuple(value.shape)}"
             )
+        check_array(value, path)
         rows = value.detach().cpu() if is_torch(value) else as_numpy(value)
         if self._sizes is None:
             return [rows[i] for i in range(len(self))]
@@ -173,4 +177,8 @@ def _has_rows(value: Any) -> bool:
 def _is_flat(value: tuple[Any, ...]) -> bool:
     if not value or hasattr(value, "_fields"):
         return False
-    return not any(isinstance(part, dict | list | tuple) or _has_rows(part) for part in value)
+    return not any(_is_container(part) or _has_rows(part) for part in value)
+
+
+def _is_container(part: Any) -> bool:
+    return part is not None and nodes.apart(part) is not None

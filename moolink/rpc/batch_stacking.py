@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from moolink._core import Lock
-from moolink.data import batch_layout
+from moolink.data import batch_layout, nodes
 from moolink.data.batch_layout import Mode, Nest, Node, is_array
 from moolink.rpc.batch_replies import BatchReturn, BatchRules, Return
 
@@ -273,12 +273,11 @@ def _rank(leaf: Any) -> int:
 
 
 def _leaves(nest: Nest) -> Iterable[Any]:
-    if isinstance(nest, dict):
-        nest = nest.values()
-    elif not isinstance(nest, list | tuple):
+    node = nodes.apart(nest)
+    if node is None:
         yield nest
         return
-    for part in nest:
+    for part in node.parts:
         yield from _leaves(part)
 
 
@@ -286,8 +285,9 @@ def _signature(nest: Nest, mode: Mode) -> Any:
     """The structure that two calls must share to be in one batch."""
     if isinstance(nest, dict):
         return dict, frozenset((key, _signature(part, mode)) for key, part in nest.items())
-    if isinstance(nest, list | tuple):
-        return type(nest), tuple(_signature(part, mode) for part in nest)
+    node = None if nest is None else nodes.apart(nest)
+    if node is not None:
+        return type(nest), tuple(_signature(part, mode) for part in node.parts)
     if is_array(nest):
         return type(nest), tuple(nest.shape)[mode == "cat" :], str(nest.dtype)
     return None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moolink._core import TensorLayouts, copy_to_host
+from moolink._core import TensorLayouts, check_array, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
@@ -39,6 +39,7 @@ from moolink.torch.tensors import (
     is_plain,
     means_by_device,
     plain_copy,
+    require_plain,
     shape_text,
     unflatten,
     writes,
@@ -88,7 +89,10 @@ class Accumulator(AccumulatorBase):
     that it was before, zeroed, or with ``gradient_as_bucket_view`` its earlier values.
 
     Raises:
-        TypeError: a parameter or buffer is not a tensor, or not a dense one.
+        TypeError: a parameter or buffer is not a tensor, or one without plain memory of its own: a
+            ``DTensor`` (its local shard, ``to_local()``, can be given, if each member has the same
+            shards), another subclass that wraps tensors, a sparse, quantized, nested or meta
+            tensor, or one whose storage was freed. The message names it.
         ValueError: no parameter requires a gradient, or one is given twice.
     """
 
@@ -282,37 +286,43 @@ class Accumulator(AccumulatorBase):
                 others,
             )
 
-    def _gradient_addresses(self) -> list[int] | None:
-        """Where the gradients lie, 0 for ``None``; ``None`` unless all can be taken as they are."""
-        return self._usual_gradients.addresses([p.grad for p in self._reduced])
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """Of the reduced parameters; other threads may replace those of the parameters."""
+        return [parameter.grad for parameter in self._reduced]
 
     def _validate(self) -> None:
-        usual = self._usual_parameters.addresses(self._parameters)
-        if usual is not None and self._gradient_addresses() is not None:
+        self._require_parameters()
+        if self._usual_gradients.fit(self._gradients()):
             return
         for index, (parameter, made_with) in enumerate(
             zip(self._parameters, self._made_with, strict=True)
         ):
-            shape, dtype, reduced = made_with
+            shape, _, reduced = made_with
+            gradient = parameter.grad if reduced else None
+            if gradient is None:
+                continue
+            check_array(gradient, f"the gradient of parameters[{index}]")
+            if gradient.shape != shape:
+                raise ValueError(
+                    f"the gradient of parameters[{index}] is of shape {tuple(gradient.shape)}, "
+                    f"and the parameter of shape {tuple(shape)}"
+                )
+
+    def _require_parameters(self) -> None:
+        """Raises unless the parameters are as they were when the accumulator was made."""
+        if self._usual_parameters.fit(self._parameters):
+            return
+        for index, (parameter, made_with) in enumerate(
+            zip(self._parameters, self._made_with, strict=True)
+        ):
+            shape, dtype, _ = made_with
+            check_array(parameter, f"parameters[{index}]")
             if parameter.shape != shape or parameter.dtype != dtype:
                 now = shape_text(parameter.shape, parameter.dtype)
                 raise ValueError(
                     f"parameters[{index}] is {now} now and "
                     f"was {shape_text(shape, dtype)} when the accumulator was made: make another "
                     "one for another model"
-                )
-            gradient = parameter.grad if reduced else None
-            if gradient is None:
-                continue
-            if gradient.layout != torch.strided:
-                raise TypeError(
-                    f"the gradient of parameters[{index}] is {gradient.layout}: only dense ones "
-                    "can be reduced (sparse=False, or grad.to_dense())"
-                )
-            if gradient.shape != shape:
-                raise ValueError(
-                    f"the gradient of parameters[{index}] is of shape {tuple(gradient.shape)}, "
-                    f"and the parameter of shape {tuple(shape)}"
                 )
 
     def _prepare(self) -> None:
@@ -376,17 +386,17 @@ class Accumulator(AccumulatorBase):
         return [writes(self._reduced[0].grad), writes(self._reduced[-1].grad)]
 
     def _any_gradient(self) -> bool:
-        return any(p.grad is not None and bool(p.grad.any()) for p in self._reduced)
+        return any(g is not None and bool(g.any()) for g in self._gradients())
 
     def _gather_all(self, batch_size: int, clear: bool) -> bool:
-        usual = self._gradient_addresses()
-        if usual is None:
+        gradients = self._gradients()
+        if not self._usual_gradients.fit(gradients):
             whole = [self._gather_places(s, s.places, batch_size, clear) for s in self._sections]
             return all(whole)
-        addresses = iter(usual)
+        remaining = iter(gradients)
         finite = True
         for section in self._sections:
-            pieces = [(next(addresses), count, offset) for _, count, offset in section.places]
+            pieces = [(next(remaining), count, offset) for _, count, offset in section.places]
             finite &= self._core.gather(section.dtype, pieces, float(batch_size), clear)
         return finite
 
@@ -397,8 +407,7 @@ class Accumulator(AccumulatorBase):
         they do in the bucket."""
         elsewhere: list[torch.Tensor] = []  # the sources of the copies
         dtype = dtype_of(section)
-        copies: list[torch.Tensor] = []  # alive until they are gathered
-        pieces: list[tuple[int, int, int]] = []
+        pieces: list[tuple[torch.Tensor | None, int, int]] = []
         on_devices: list[tuple[torch.Tensor, int, int]] = []
         for index, count, offset in places:
             gradient = self._parameters[index].grad
@@ -408,9 +417,8 @@ class Accumulator(AccumulatorBase):
                 continue
             if gradient is not None and not is_plain(gradient, dtype):
                 elsewhere.append(gradient)
-                copies.append(plain_copy(gradient, dtype))
-                gradient = copies[-1]
-            pieces.append((0 if gradient is None else gradient.data_ptr(), count, offset))
+                gradient = plain_copy(gradient, dtype)
+            pieces.append((gradient, count, offset))
         finite = True
         if on_devices:
             finite = self._gather_staged(section.dtype, on_devices, batch_size)
@@ -426,13 +434,17 @@ class Accumulator(AccumulatorBase):
         bucket = self._core.bucket()
         places = [bucket[offset:][: gradient.nbytes] for gradient, _, offset in gradients]
         copy_to_host([gradient for gradient, _, _ in gradients], places)
-        staged = [(bucket.ctypes.data + offset, count, offset) for _, count, offset in gradients]
+        staged = [
+            (place.view(dtype), count, offset)
+            for place, (_, count, offset) in zip(places, gradients, strict=True)
+        ]
         # Not to be cleared: they lie where they are gathered.
         return self._core.gather(dtype, staged, float(batch_size), False)
 
     def _show(self, result: npt.NDArray[np.uint8]) -> None:
         memory = torch.from_numpy(result)
-        usual = self._usual_gradients.addresses(self._reduced) is not None
+        self._require_parameters()
+        usual = self._usual_gradients.fit(self._reduced)
         self._set_aside = []
         for section, values in self._of_sections(memory):
             parameters = [self._parameters[i] for i in section.indices]
@@ -453,7 +465,7 @@ class Accumulator(AccumulatorBase):
             for parameter, gradient in zip(self._reduced, self._set_aside, strict=True):
                 parameter.grad = gradient
             self._set_aside = None
-        zero_all([p.grad for p in self._reduced if p.grad is not None])
+        zero_all([gradient for gradient in self._gradients() if gradient is not None])
         self._ends_left = self._ends_gradients()
 
     def _capture_model(self) -> Any:
@@ -465,16 +477,20 @@ class Accumulator(AccumulatorBase):
     def _install_model(self, model: Any) -> None:
         parameters, buffers = model
         received = fitting(self._buffers, buffers)
+        require_plain("buffers", self._buffers)
         self._install_parameters(parameters)
         copy_all(self._buffers, received)
 
     def _capture_parameters(self) -> list[Any]:
+        self._require_parameters()
         return [p.detach().clone() for p in self._parameters]
 
     def _install_parameters(self, parameters: list[Any]) -> None:
+        self._require_parameters()
         copy_all(self._parameters, fitting(self._parameters, parameters))
 
     def _checksum(self) -> int:
+        self._require_parameters()
         digest = hashlib.blake2b(digest_size=8)
         for parameter in self._parameters:
             logical = parameter.detach().cpu().contiguous()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from moolink._core import Lock
+from moolink._core import Lock, check_array
 from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
@@ -65,8 +65,9 @@ class BackwardGather:
             )
         gradient = parameter.grad
         self.any_computed |= gradient is not None
-        if gradient is None or gradient.is_cuda or gradient.layout is not torch.strided:
-            return  # finish() waits for a device once, and the accumulator refuses the others
+        if gradient is None or gradient.is_cuda:
+            return  # finish() waits for a device once
+        check_array(gradient, f"the gradient of parameters[{self._places[number][1][0]}]")
         section, place = self._places[number]
         self._accumulator._gather_places(section, [place], self._batch_size, clear=False)
         self._filled[number] = True

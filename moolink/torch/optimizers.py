@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from moolink.data import nodes
+
 # Names of the running means, here and in each optimizer.
 MOMENTS: dict[type[torch.optim.Optimizer], dict[str, str]] = {
     torch.optim.Adam: {"mean": "exp_avg", "mean_of_squares": "exp_avg_sq"},
@@ -71,16 +73,21 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 
 
 def plain_tree(tree: Any) -> Any:
-    """The tree with plain dicts, lists and tuples, which the codec can encode."""
+    """The tree with plain dicts, lists and tuples, which the codec can encode. Named fields (of
+    namedtuples, dataclasses and registered pytrees) become the keys of dicts."""
     if isinstance(tree, Mapping):
         return {key: plain_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(plain_tree(v) for v in tree) if type(tree) in (list, tuple) else tree
-    return tree
+    node = nodes.apart(tree)
+    if node is None or tree is None:
+        return tree
+    parts = [plain_tree(part) for part in node.parts]
+    if type(tree) in (list, tuple):
+        return type(tree)(parts)
+    return {str(key): part for key, part in zip(node.keys, parts, strict=True)}
 
 
 def tree_like(mine: Any, plain: Any) -> Any:
-    """The plain tree with the types of mapping in this peer's tree (such as ``Counter``)."""
+    """The plain tree with the types of this peer's tree (such as ``Counter``)."""
     if isinstance(mine, dict) and isinstance(plain, dict):
         values = {k: tree_like(mine.get(k), v) for k, v in plain.items()}
         if type(mine) is dict:
@@ -89,6 +96,12 @@ def tree_like(mine: Any, plain: Any) -> Any:
         same_kind.clear()
         same_kind.update(values)
         return same_kind
-    if isinstance(mine, list) and isinstance(plain, list) and len(mine) == len(plain):
-        return [tree_like(m, p) for m, p in zip(mine, plain, strict=True)]
-    return plain
+    node = nodes.apart(mine)
+    if node is None or mine is None:
+        return plain
+    theirs = plain
+    if isinstance(plain, dict):
+        theirs = [plain[key] for key in map(str, node.keys) if key in plain]
+    if not isinstance(theirs, list | tuple) or len(theirs) != len(node.parts):
+        return plain  # the optimizer's or the scheduler's own load_state_dict() checks it
+    return node.rebuild([tree_like(m, p) for m, p in zip(node.parts, theirs, strict=True)])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
 
+from moolink._core import check_array
 from moolink.accumulate.buckets import Description, Section
 from moolink.data import trees
 from moolink.data.device_arrays import torch_on_device
@@ -83,9 +84,14 @@ def checked_tensors(what: str, values: Iterable[Any]) -> list[torch.Tensor]:
     for index, value in enumerate(tensors):
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{what}[{index}] is a {type(value).__qualname__}, not a torch.Tensor")
-        if value.layout != torch.strided:
-            raise TypeError(f"{what}[{index}] is {value.layout}: only dense tensors can be reduced")
+    require_plain(what, tensors)
     return tensors
+
+
+def require_plain(what: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ``TypeError`` unless each tensor has its elements in memory of its own."""
+    for index, tensor in enumerate(tensors):
+        check_array(tensor, f"{what}[{index}]")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

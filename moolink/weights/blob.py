@@ -96,10 +96,9 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
 
 
 def _check(values: list[Any], skeleton: Skeleton) -> None:
-    for i, value in enumerate(values):
-        dtype = getattr(skeletons.as_array(value), "dtype", None)
+    for value, path in zip(values, skeletons.paths(skeleton, "weights"), strict=True):
+        dtype = getattr(skeletons.as_array(value, path=path), "dtype", None)
         if dtype is None or getattr(dtype, "hasobject", False):
-            path = skeletons.paths(skeleton, "weights")[i]
             what = f"a {type(value).__qualname__}" if dtype is None else "an array of object"
             hint = "; publish its state_dict() instead" if hasattr(value, "state_dict") else ""
             raise TypeError(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from moolink.data import nodes
 from moolink.internal.integers import integer_of
 from moolink.rpc.serving import tuples_of
 
@@ -21,6 +22,7 @@ Where: TypeAlias = Callable[[str, tuple[int, ...]], tuple[slice, ...] | None]
 _MOST_CELLS = 1 << 20  # of the grid on which coverage is checked
 
 
+@nodes.leaf
 @dataclasses.dataclass(frozen=True)
 class Shard:
     """A leaf of a tree to publish: a part of an array that several publishers hold together.

@@ -153,7 +153,7 @@ def test_a_sparse_gradient_is_refused_by_name(make: Make) -> None:
     peer = make("alone", list(table.parameters()))
     connect([peer])
     table(torch.tensor([1, 3])).sum().backward()
-    with pytest.raises(TypeError, match=r"gradient of parameters\[0\] is torch.sparse_coo"):
+    with pytest.raises(TypeError, match=r"gradient of parameters\[0\].*torch.sparse_coo"):
         peer.reduce_gradients(1)
     table.weight.grad = table.weight.grad.to_dense()
     peer.reduce_gradients(1)

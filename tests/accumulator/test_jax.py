@@ -181,8 +181,8 @@ def test_arrays_that_would_become_others_are_refused() -> None:
     for parameters, buffers, what in (
         ({"w": np.zeros(3)}, (), r"parameters\['w'\] is float64.*enable_x64"),
         (model(), {"n": np.int64(2**40)}, r"buffers\['n'\] is int64.*enable_x64"),
-        ({"key": jax.random.key(0)}, (), r"parameters\['key'\] is a typed random key.*key_data"),
-        (model(), {"key": jax.random.key(0)}, r"buffers\['key'\] is a typed random key"),
+        ({"key": jax.random.key(0)}, (), r"parameters\['key'\].*key_data.* of a typed random key"),
+        (model(), {"key": jax.random.key(0)}, r"buffers\['key'\].*typed random key"),
     ):
         with pytest.raises(TypeError, match=what):
             moolink.jax.Accumulator("other", parameters, buffers)

@@ -228,7 +228,7 @@ def test_what_must_be_in_host_memory_names_dtype_and_device() -> None:
             raise AssertionError
         layouts = _core.TensorLayouts([((3,), "float32")])
         for device in ((2, 1), (2, 7), (10, 0)):  # there, not there, not CUDA's
-            assert layouts.addresses([DeviceArray(np.ones(3, np.float32), device)]) is None
+            assert not layouts.fit([DeviceArray(np.ones(3, np.float32), device)])
         """
     )
 
@@ -325,7 +325,8 @@ def test_gradients_on_devices_are_waited_for_once_a_section(broker_address: str)
         client.connect({broker_address!r})
         peer = Accumulator("model", parameters, group=moolink.Group(client, "group"))
         connect([peer])
-        peer._gather, peer._gradient_addresses = gather, lambda: None
+        peer._gather = gather
+        peer._usual_gradients = SimpleNamespace(fit=lambda tensors: False)
         before = _core.cuda_info()["copies_to_host"]
         reduce_round([peer], [([], 4)])
         assert _core.cuda_info()["copies_to_host"] == before + 2
