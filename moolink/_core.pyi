@@ -29,7 +29,7 @@ def as_array(tensor: Any) -> numpy.typing.NDArray[Any]:
     Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA device. The view is read-only if the tensor must not be written.
     """
 
-def check_array(value: object, name: str) -> bool:
+def check_array(value: object | None, name: str) -> bool:
     """
     Returns whether a value is an array or tensor. Raises TypeError, with `name` first, if it is one whose elements cannot be read as plain memory.
     """

@@ -349,7 +349,7 @@ void bind_tensors(nb::module_& m) {
         "Returns a numpy view of a tensor of any framework, or a copy if the tensor is on a CUDA "
         "device. The view is read-only if the tensor must not be written.",
         nb::sig("def as_array(tensor: typing.Any) -> numpy.typing.NDArray[typing.Any]"));
-  m.def("check_array", &check_array, nb::arg("value"), nb::arg("name"),
+  m.def("check_array", &check_array, nb::arg("value").none(), nb::arg("name"),
         "Returns whether a value is an array or tensor. Raises TypeError, with `name` first, if it "
         "is one whose elements cannot be read as plain memory.");
 }

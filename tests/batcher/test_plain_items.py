@@ -33,7 +33,6 @@ TORCH = {
     "a parameter": lambda: torch.nn.Parameter(torch.arange(6.0)),
     "negated": negated_view,
     "from an offset": lambda: torch.arange(-3.0, 6.0)[3:],
-    "zeros without memory": lambda: torch._efficientzerotensor((6,)),
 }
 
 
@@ -54,7 +53,6 @@ def test_every_kind_of_torch_tensor_has_the_values_that_it_shows(first, kind):
         np.arange(6.0)[::-1],
         np.asfortranarray(np.arange(6.0)),
         np.arange(6.0).astype(">f8"),
-        np.ma.masked_array(np.arange(6.0)),
     ],
 )
 def test_numpy_arrays_of_other_order_and_type_are_converted(odd):
