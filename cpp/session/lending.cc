@@ -2,6 +2,7 @@
 // reference to it is left. See docs/design/protocol/session.md, "Loans".
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/mutant.h"
@@ -32,9 +33,10 @@ bool Session::asks_to_lend(const Link& link, std::uint64_t seq, Outgoing& outgoi
   if (outgoing.lending != Outgoing::Lending::unasked) return false;
   PassSegments pass{link.connection, seq, {}};
   const std::vector<wire::LentPart>& lent = outgoing.message.payload.lent;
+  std::set<std::uint64_t> known;
   for (std::size_t i = 0; i < lent.size(); ++i) {
-    const bool known = std::ranges::find(pass.segments, lent[i].segment) != pass.segments.end();
-    if (!known && may_lend(link, outgoing, i)) pass.segments.push_back(lent[i].segment);
+    if (!may_lend(link, outgoing, i)) continue;
+    if (known.insert(lent[i].segment).second) pass.segments.push_back(lent[i].segment);
   }
   if (pass.segments.empty()) return false;
   outgoing.lending = Outgoing::Lending::asked;

@@ -44,6 +44,16 @@ LargePart* Outgoing::find_large(std::uint32_t part) {
   return found == large.end() || found->part != part ? nullptr : &*found;
 }
 
+void Outgoing::begin_attempt() {
+  connection = 0;
+  ++attempt;
+  lending = Lending::unasked;
+  for (LargePart& part : large) part = {part.part, LargePart::State::waiting, 0};
+  to_ask.clear();
+  to_stream = {};
+  has_turn = false;
+}
+
 Outgoing* Outbox::find(std::uint64_t seq) {
   if (seq < first_ || seq - first_ >= messages_.size()) return nullptr;
   Outgoing& outgoing = messages_[static_cast<std::size_t>(seq - first_)];
@@ -123,10 +133,7 @@ std::vector<Outgoing> Outbox::clear() {
 void Outbox::unassign(wire::ConnectionId connection) {
   for (Outgoing& outgoing : messages_) {
     if (outgoing.acked || outgoing.connection != connection) continue;
-    outgoing.connection = 0;
-    ++outgoing.attempt;
-    outgoing.lending = Outgoing::Lending::unasked;
-    for (LargePart& part : outgoing.large) part = {part.part, LargePart::State::waiting, 0};
+    outgoing.begin_attempt();
   }
 }
 

@@ -216,8 +216,8 @@ void Session::received_grant(Time now, Link& link, const wire::Grant& grant) {
   }
   if (grant.grant == 0) {  // no memory of that kind: send chunks
     --link.grants_asked;
-    part->state = LargePart::State::streaming;
-    link.turns.push_back(grant.seq);
+    outgoing->stream(*part);
+    take_turn(link, grant.seq, *outgoing);
     write_parts(link);
     return;
   }

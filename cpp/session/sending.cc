@@ -115,15 +115,34 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   frame.header.lane = message.lane;
   outgoing.connection = link.connection;
   outgoing.written = true;
-  const bool has_more = !outgoing.large.empty();
+  plan_parts(outgoing, head);
   write(link, std::move(frame));
-  if (has_more) {
-    link.turns.push_back(seq);
+  if (!outgoing.large.empty()) {
+    take_turn(link, seq, outgoing);
     write_parts(link);
   }
 }
 
+// In the order of the parts: by grant or as chunks, but for those that are lent or placed already.
+void Session::plan_parts(Outgoing& outgoing, const wire::MessageHead& head) {
+  for (LargePart& large : outgoing.large) {
+    if (large.state != LargePart::State::waiting) continue;
+    const bool streams =
+        large.part == wire::kBodyPart || head.parts[large.part].where == wire::PartWhere::stream;
+    if (streams) {
+      outgoing.stream(large);
+    } else {
+      outgoing.to_ask.push_back(static_cast<std::size_t>(&large - outgoing.large.data()));
+    }
+  }
+}
+
 // Messages with large parts take turns, one chunk (or request for a grant) each.
+void Session::take_turn(Link& link, std::uint64_t seq, Outgoing& outgoing) {
+  if (std::exchange(outgoing.has_turn, true)) return;
+  link.turns.push_back(seq);
+}
+
 void Session::write_parts(Link& link) {
   std::size_t idle = 0;  // turns in a row in which nothing could be written
   while (idle < link.turns.size()) {
@@ -131,43 +150,47 @@ void Session::write_parts(Link& link) {
     link.turns.pop_front();
     Outgoing* outgoing = outbox_.find(seq);
     if (outgoing == nullptr || outgoing->connection != link.connection) continue;
-    const auto unsent = [](const LargePart& part) {
-      return part.state == LargePart::State::waiting || part.state == LargePart::State::streaming;
-    };
+    outgoing->has_turn = false;
     idle = write_part(link, seq, *outgoing) ? 0 : idle + 1;
-    if (std::ranges::any_of(outgoing->large, unsent)) {
-      link.turns.push_back(seq);
-    }
+    if (outgoing->has_unsent()) take_turn(link, seq, *outgoing);
   }
 }
 
-// False: nothing of the message may be written now.
+// The first part that may be written now. False: there is none.
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  for (LargePart& part : outgoing.large) {
-    const Buffer& bytes = outgoing.bytes_of(part.part);
-    if (part.state == LargePart::State::waiting &&
-        !by_grant(link.traits, part.part, bytes.size())) {
-      part.state = LargePart::State::streaming;
-    }
-    if (part.state == LargePart::State::waiting && link.grants_asked < kGrantsAsked) {
-      part.state = LargePart::State::asked;
-      ++link.grants_asked;
-      write(link,
-            wire::make_frame(wire::FrameType::want, wire::Want{seq, part.part, bytes.size()}));
-      return true;
-    }
-    if (part.state == LargePart::State::streaming && link.chunks_queued < kChunksQueued) {
-      const std::size_t offset = static_cast<std::size_t>(part.offset);
-      const std::size_t size = std::min(link.chunk_bytes, bytes.size() - offset);
-      const wire::ChunkHead head{seq, part.part, outgoing.attempt, offset, size};
-      part.offset += size;
-      if (part.offset == bytes.size()) part.state = LargePart::State::sent;
-      ++link.chunks_queued;
-      write(link, wire::make_frame(wire::FrameType::chunk, head, {bytes.slice(offset, size)}));
-      return true;
-    }
+  const bool may_ask = !outgoing.to_ask.empty() && link.grants_asked < kGrantsAsked;
+  const bool may_stream = !outgoing.to_stream.empty() && link.chunks_queued < kChunksQueued;
+  if (!may_ask && !may_stream) return false;
+  if (may_ask && (!may_stream || outgoing.to_ask.front() < outgoing.to_stream.top())) {
+    ask_for_grant(link, seq, outgoing);
+  } else {
+    write_chunk(link, seq, outgoing);
   }
-  return false;
+  return true;
+}
+
+void Session::ask_for_grant(Link& link, std::uint64_t seq, Outgoing& outgoing) {
+  LargePart& part = outgoing.large[outgoing.to_ask.front()];
+  outgoing.to_ask.pop_front();
+  part.state = LargePart::State::asked;
+  ++link.grants_asked;
+  const std::size_t size = outgoing.bytes_of(part.part).size();
+  write(link, wire::make_frame(wire::FrameType::want, wire::Want{seq, part.part, size}));
+}
+
+void Session::write_chunk(Link& link, std::uint64_t seq, Outgoing& outgoing) {
+  LargePart& part = outgoing.large[outgoing.to_stream.top()];
+  const Buffer& bytes = outgoing.bytes_of(part.part);
+  const std::size_t offset = static_cast<std::size_t>(part.offset);
+  const std::size_t size = std::min(link.chunk_bytes, bytes.size() - offset);
+  const wire::ChunkHead head{seq, part.part, outgoing.attempt, offset, size};
+  part.offset += size;
+  if (part.offset == bytes.size()) {
+    part.state = LargePart::State::sent;
+    outgoing.to_stream.pop();
+  }
+  ++link.chunks_queued;
+  write(link, wire::make_frame(wire::FrameType::chunk, head, {bytes.slice(offset, size)}));
 }
 
 }  // namespace moolink::session

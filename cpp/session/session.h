@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <span>
@@ -274,7 +275,11 @@ class Session {
   void write_ping(Time now, Link& link);
   void write_window(Link& link);
   void write_message(Time now, Link& link, std::uint64_t seq);
+  static void plan_parts(Outgoing& outgoing, const wire::MessageHead& head);
+  static void take_turn(Link& link, std::uint64_t seq, Outgoing& outgoing);
   void write_parts(Link& link);
+  void ask_for_grant(Link& link, std::uint64_t seq, Outgoing& outgoing);
+  void write_chunk(Link& link, std::uint64_t seq, Outgoing& outgoing);
   bool write_part(Link& link, std::uint64_t seq, Outgoing& outgoing);
 
   // lending.cc
@@ -330,8 +335,8 @@ class Session {
     std::shared_ptr<std::atomic<bool>> out;  // LentPart::out
   };
   std::map<std::uint64_t, Loan> lent_;
-  std::uint64_t last_loan_ = 0;             // of this session
-  std::vector<std::uint64_t> returns_due_;  // not reported yet
+  std::uint64_t last_loan_ = 0;            // of this session
+  std::deque<std::uint64_t> returns_due_;  // not reported yet
 
   std::uint32_t acks_due_ = 0;
   Time ack_at_ = kNever;

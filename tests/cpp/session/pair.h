@@ -78,8 +78,7 @@ struct Pair {
       : a({1, 1}, {2, 2}, allocator, limits), b({2, 2}, {1, 1}, allocator, limits) {}
 
   // `a` accepts connection 1, `b` has dialled it.
-  void connect() {
-    const wire::PathTraits traits;
+  void connect(const wire::PathTraits& traits = {}) {
     a.session.attach(now, 1, wire::PathKind::tcp, traits, false, a.hello);
     b.session.attach(now, 1, wire::PathKind::tcp, traits, true, b.hello);
     exchange();

@@ -1,12 +1,17 @@
 #include "session/session.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "session/pair.h"
 
 namespace moolink::session::testing {
+
+constexpr std::size_t kMostParts = Limits{}.max_parts;
 
 TEST("a message and its reply cost two frames") {
   Pair pair;
@@ -53,6 +58,70 @@ TEST("large parts arrive in chunks between small messages") {
   CHECK_EQ(
       std::memcmp(payload.parts[0].data(), large.payload.parts[0].data(), payload.parts[0].size()),
       0);
+}
+
+TEST("all parts of the longest message arrive, most of them outside its frame") {
+  Pair pair;
+  pair.connect();
+  const Buffer bytes = bytes_of(2 * kMostParts);
+  OutgoingMessage message;
+  message.kind = 1;
+  message.payload.body = bytes_of(10);
+  for (std::size_t i = 0; i < kMostParts; ++i) message.payload.parts.push_back(bytes.slice(i, 100));
+  CHECK(pair.a.session.send(pair.now, OutgoingMessage(message)));
+  pair.exchange();
+  CHECK_EQ(pair.b.delivered.size(), 1u);
+  const std::vector<Buffer>& parts = pair.b.delivered[0].payload.parts;
+  CHECK_EQ(parts.size(), kMostParts);
+  for (std::size_t i = 0; i < kMostParts; ++i) {
+    CHECK(std::ranges::equal(parts[i].span(), message.payload.parts[i].span()));
+  }
+}
+
+// The path has grants for parts of 100,000 bytes, and none of the peer's memory is given.
+TEST("parts that stream pass those that wait for a grant; a part without one streams, in order") {
+  Pair pair;
+  wire::PathTraits traits;
+  traits.grants = true;
+  traits.grant_bytes = 100'000;
+  pair.connect(traits);
+  OutgoingMessage message;
+  message.kind = 1;
+  for (int i = 0; i < 10; ++i) message.payload.parts.push_back(bytes_of(100'000));
+  message.payload.parts.push_back(bytes_of(50'000));
+  CHECK(pair.a.session.send(pair.now, std::move(message)));
+  const auto written = [&] {
+    pair.a.collect();
+    std::vector<std::pair<wire::FrameType, std::uint32_t>> parts;
+    for (const wire::Frame& frame : pair.a.out) {
+      if (frame.header.type == wire::FrameType::want) {
+        const auto want = wire::decode_control<wire::Want>(as_received(frame));
+        parts.emplace_back(frame.header.type, want.part);
+      } else if (frame.header.type == wire::FrameType::chunk) {
+        const auto head = wire::decode<wire::ChunkHead>(frame.control.span());
+        parts.emplace_back(frame.header.type, head.part);
+      }
+    }
+    pair.a.out.clear();
+    return parts;
+  };
+  using wire::FrameType;
+  std::vector<std::pair<FrameType, std::uint32_t>> expected;
+  for (std::uint32_t part = 0; part < 8; ++part) expected.emplace_back(FrameType::want, part);
+  expected.emplace_back(FrameType::chunk, 10);
+  CHECK(written() == expected);
+  const auto refuse = [&](std::uint32_t part) {
+    const wire::Frame frame =
+        wire::make_frame(FrameType::grant, wire::Grant{.seq = 1, .part = part});
+    pair.a.session.received(pair.now, 1, as_received(frame));
+  };
+  refuse(5);
+  refuse(3);
+  expected = {{FrameType::chunk, 5}, {FrameType::want, 8}, {FrameType::want, 9}};
+  CHECK(written() == expected);
+  pair.a.session.writable(pair.now, 1);
+  expected = {{FrameType::chunk, 3}};
+  CHECK(written() == expected);
 }
 
 TEST("a full window refuses, and tells when it opens") {
