@@ -6,7 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <vector>
+
+#include "base/barrier.h"
 
 namespace moolink {
 namespace {
@@ -46,7 +50,19 @@ class Forks {
 
   Participants& of(AtFork::Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
+  // Without the lock of the participants: others join and leave meanwhile.
+  void prepare() {
+    std::vector<std::shared_ptr<AtFork>> preparing;
+    for (Participants& rank : ranks_) {
+      const std::lock_guard lock(rank.mutex);
+      for (const auto& [joined, one] : rank.all) {
+        if (auto held = one->begin_preparing()) preparing.push_back(std::move(held));
+      }
+    }
+    for (const auto& one : preparing) one->prepare_fork();
+  }
   void before() {
+    guard([this] { prepare(); }, [](const Error&) {});  // they do that work under their locks then
     for (Participants& rank : ranks_) {
       rank.mutex.lock();
       for (const auto& [joined, one] : rank.all) one->before_fork();

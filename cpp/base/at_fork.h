@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 namespace moolink {
@@ -17,6 +18,10 @@ class AtFork {
   AtFork(const AtFork&) = delete;
   AtFork& operator=(const AtFork&) = delete;
 
+  // Work before the locks of any participant are taken: it may last, and other threads go on. Held
+  // for that long: itself; null: it has none to do.
+  virtual std::shared_ptr<AtFork> begin_preparing() noexcept { return nullptr; }
+  virtual void prepare_fork() noexcept {}
   // Takes its locks; none that a thread may hold while it waits for the GIL.
   virtual void before_fork() noexcept {}
   virtual void after_fork_in_parent() noexcept {}

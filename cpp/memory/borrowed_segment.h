@@ -15,7 +15,9 @@ namespace moolink::memory {
 
 // Memory that another process lends, mapped for reading. Its owner may write it again once it is
 // returned, but the owner does not know of forked children. So before a fork a copy replaces the
-// buffers in use, in this process and the child, and the owner's memory is mapped elsewhere.
+// buffers in use, in this process and the child, and the owner's memory is mapped elsewhere. Most
+// of it is copied before the locks are taken: gigabytes take longer than peers wait for a sign of
+// life.
 class BorrowedSegment final : public AtFork, public std::enable_shared_from_this<BorrowedSegment> {
  public:
   // Throws Exception{wire} unless it is a sealed memfd of at most `max_size` bytes.
@@ -28,12 +30,18 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   LentBytes bytes() { return {shared_from_this(), &bytes_}; }
 
  private:
-  using Parts = std::list<std::span<const std::byte>>;
+  struct Part {
+    std::span<const std::byte> bytes;  // empty: a fork has copied it
+    bool prepared = false;             // it is in prepared_, or will be
+  };
+  using Parts = std::list<Part>;
   struct InUse;
 
   explicit BorrowedSegment(std::shared_ptr<Segment> segment);
 
   bool is_in_use() const;
+  std::shared_ptr<AtFork> begin_preparing() noexcept override;
+  void prepare_fork() noexcept override;
   void before_fork() noexcept override;
   void after_fork_in_parent() noexcept override { mutex_.unlock(); }
   void after_fork_in_child() noexcept override;
@@ -41,7 +49,10 @@ class BorrowedSegment final : public AtFork, public std::enable_shared_from_this
   std::mutex mutex_;  // buffers are released on any thread
   std::shared_ptr<Segment> segment_;
   std::span<const std::byte> bytes_;
-  Parts in_use_;  // empty spans for buffers that a fork has copied
+  Parts in_use_;
+  bool preparing_ = false;
+  Segment::Copy prepared_;  // for the next fork, of the segment below
+  std::shared_ptr<Segment> prepared_of_;
 };
 
 }  // namespace moolink::memory

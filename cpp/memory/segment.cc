@@ -128,15 +128,17 @@ bool Segment::make_private() noexcept {
   return private_ != nullptr && put_in_place(std::exchange(private_, nullptr));
 }
 
-std::byte* Segment::begin_copy() const noexcept {
+void Segment::Unmap::operator()(std::byte* data) const noexcept { ::munmap(data, size); }
+
+Segment::Copy Segment::begin_copy() const noexcept {
   void* copy = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return copy == MAP_FAILED ? nullptr : static_cast<std::byte*>(copy);
+  return {copy == MAP_FAILED ? nullptr : static_cast<std::byte*>(copy), Unmap{size_}};
 }
 
-bool Segment::end_copy(std::byte* copy) noexcept {
-  ::mprotect(copy, size_, PROT_READ);
-  return put_in_place(copy);
+bool Segment::end_copy(Copy copy) noexcept {
+  ::mprotect(copy.get(), size_, PROT_READ);
+  return put_in_place(copy.release());
 }
 
 // Atomic: a thread that uses the memory meanwhile finds one mapping or the other.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <span>
 
@@ -47,17 +46,15 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // A later fork gives the child its own copy. Writes of another process stay visible here, except
   // in pages that this process has written since. Only for create_to_receive().
   bool make_private() noexcept;
-  // Replaces the segment by memory of this process alone, with the parts in `kept`, for reading
-  // only. No thread may write those meanwhile.
-  template <class Parts>
-  bool replace_by_copy(const Parts& kept) noexcept {
-    std::byte* copy = begin_copy();
-    if (copy == nullptr) return false;
-    for (const std::span<const std::byte> part : kept) {
-      std::memcpy(copy + (part.data() - data_), part.data(), part.size());
-    }
-    return end_copy(copy);
-  }
+  // Memory of this process alone, of the segment's size; null: the system refuses.
+  struct Unmap {
+    std::size_t size = 0;
+    void operator()(std::byte* data) const noexcept;
+  };
+  using Copy = std::unique_ptr<std::byte, Unmap>;
+  Copy begin_copy() const noexcept;
+  // Replaces the segment by the copy, for reading only.
+  bool end_copy(Copy copy) noexcept;
   // The same memory again, at another address; null: the system refuses.
   std::shared_ptr<Segment> map_again() const noexcept;
   // A thread that uses the memory from now on dies of SIGSEGV.
@@ -68,8 +65,6 @@ class Segment : public std::enable_shared_from_this<Segment> {
   static std::shared_ptr<Segment> make(std::size_t size, const char* label, bool to_lend);
   static std::shared_ptr<Segment> adopt(const Descriptor& descriptor, std::size_t max_size,
                                         int protection);
-  std::byte* begin_copy() const noexcept;
-  bool end_copy(std::byte* copy) noexcept;
   bool put_in_place(std::byte* mapping) noexcept;
 
   Descriptor descriptor_;

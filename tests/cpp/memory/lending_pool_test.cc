@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <set>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/error.h"
 #include "check.h"
 #include "memory/borrowed_segment.h"
@@ -163,6 +165,56 @@ TEST("borrowed: a fork leaves buffers their bytes, and a reader of the whole the
   borrowed.reset();
   set(5);
   CHECK(is((*whole)[0], 5));
+}
+
+// Stands for an engine, whose lock is taken before that of any memory.
+class OnLocking final : public AtFork {
+ public:
+  explicit OnLocking(std::function<void()> call) : call_(std::move(call)) {
+    join_forks(Rank::context);
+  }
+  ~OnLocking() { leave_forks(Rank::context); }
+
+ private:
+  void before_fork() noexcept override { call_(); }
+  void after_fork_in_child() noexcept override {}
+
+  std::function<void()> call_;
+};
+
+TEST("borrowed: a fork copies what is in use before it takes the engines' locks") {
+  const auto made = Segment::create_to_lend(1 << 16, "moolink-test");
+  std::memset(made->data(), 1, made->size());
+  const auto borrowed = BorrowedSegment::map(Descriptor(::dup(made->descriptor())), 1 << 20);
+  const Buffer buffer = borrowed->buffer(100, 50);
+  const OnLocking engine([&] { std::memset(made->data(), 9, made->size()); });
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(buffer.data()[49] == std::byte{1} ? 0 : 1);
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(buffer.data()[0] == std::byte{1});
+  CHECK((*borrowed->bytes())[0] == std::byte{9});
+}
+
+TEST("borrowed: what is borrowed between the copy and the locks is copied, too") {
+  const auto made = Segment::create_to_lend(1 << 16, "moolink-test");
+  std::memset(made->data(), 1, made->size());
+  const auto borrowed = BorrowedSegment::map(Descriptor(::dup(made->descriptor())), 1 << 20);
+  Buffer first = borrowed->buffer(0, 50);
+  Buffer second;
+  const OnLocking engine([&] {
+    first = {};
+    second = borrowed->buffer(4000, 50);
+  });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::memset(made->data(), 9, made->size());
+    ::_exit(second.data()[49] == std::byte{1} ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 TEST("only memory that cannot go away under a reader is mapped") {
