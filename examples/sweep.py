@@ -78,7 +78,7 @@ def run_trial(options: Options, number: int, arguments: list[str], broker: str) 
         raise TrialError(f"the job ended with status {done.returncode}; its output is in {output}")
     try:
         value = json.loads(result.read_text())["mean_return"]
-    except OSError as error:  # the job goes on if its disk is full
+    except OSError as error:  # a job with a full disk goes on, but leaves no result
         raise TrialError(f"the job left no result ({error}); see {output}") from error
     if value is None:
         raise TrialError(f"no episode ended within {options.seconds:g} s; see {output}")

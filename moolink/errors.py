@@ -133,13 +133,13 @@ class StateError(Error):
 
 
 class FileError(Error, ValueError):
-    """A file does not hold what it should: it is damaged, cut off, of another version or kind, or
-    made by another configuration; or a line of it is not understood. Nothing of it was used.
+    """The contents of a file cannot be used: it is damaged, cut off, of another version or kind, or
+    made by another configuration, or a line of it is not understood. Nothing of it was used.
 
-    A file that the system does not open, read or write is an ``OSError``.
+    If the system cannot open, read or write a file, the error is an ``OSError``.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         previous: path of the checkpoint before it, if there is one, else ``None``.
     """
 

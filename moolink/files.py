@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and files that are read with suspicion.
+"""Files that are written whole or not at all, and files whose contents are checked when read.
 
 The library and its examples write and read all their files through this module.
 """
@@ -41,16 +41,16 @@ def written(
     """A file that gets the name `path` once it is whole and on the disk.
 
     Until then it has a name of its own in the same folder, ``.NAME.xxxxxxxx.tmp``, and this process
-    holds a lock on it. What a killed process has left is removed by the next one that writes
-    `path`. Any number of processes may write one path: the last one to end is the one that stays.
+    holds a lock on it. The next process that writes `path` removes the scratch files of killed
+    processes. Any number of processes may write one path: the file that is finished last stays.
 
     Args:
-        mode: permissions, of which the process's umask is taken away.
-        replace: whether a file that is there is replaced; if not, it is an error.
-        previous: the name in the same folder that a file that is there gets before it is replaced.
+        mode: permissions, less the process's umask.
+        replace: whether an existing file is replaced; if not, it is an error.
+        previous: the name in the same folder that an existing file gets before it is replaced.
 
     Raises:
-        OSError: it cannot be written; the error names `path`. A file that is there stays.
+        OSError: it cannot be written; the error names `path`. An existing file stays.
     """
     target = os.path.abspath(os.fsdecode(path))
     folder, name = os.path.split(target)
@@ -73,7 +73,7 @@ def written(
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system that name no file, or a scratch file, name this one."""
+    """Makes system errors that name no file, or a scratch file, name this one."""
     try:
         yield
     except OSError as error:
@@ -88,7 +88,7 @@ def _is_scratch(name: str | bytes) -> bool:
 
 
 def _stem(name: str) -> str:
-    """The begin of the names of a file's scratch files."""
+    """The beginning of the names of a file's scratch files."""
     if len(os.fsencode(name)) > _LONGEST_NAME - len("..xxxxxxxx.tmp"):
         return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return name
@@ -107,7 +107,7 @@ def _scratch(folder: str, name: str, mode: int) -> Iterator[tuple[str, BinaryIO]
         _lock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # another writer took it for one that was left, before the lock
+        os.close(descriptor)  # before the lock, another writer removed it as a leftover
     with os.fdopen(descriptor, "w+b") as file:
         try:
             yield path, file
@@ -142,8 +142,8 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _keep(target: str, previous: str) -> None:
-    """Gives the file at `target`, if there is one, the name `previous`, too: the file always has
-    its own name. Where there are no hard links, `previous` is a copy."""
+    """Gives the file at `target`, if there is one, the second name `previous`, so that it never
+    loses its own name. Where there are no hard links, `previous` is a copy."""
     while True:
         try:
             old = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -180,7 +180,7 @@ def _sync(folder: str) -> None:
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
-    """The CRC-32C of bytes, or of all bytes so far: `before` is the sum of those before these."""
+    """The CRC-32C of bytes, or with the earlier bytes' sum as `before`, of all bytes so far."""
     return _core.crc32c(data, before)
 
 
@@ -189,7 +189,7 @@ def open_data(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises:
         OSError: it cannot be opened.
-        FileError: it is no file: a pipe, a device.
+        FileError: it is not a regular file, but for example a pipe or a device.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -53,7 +53,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
 
     def reset(self) -> Any:
         """Resets all environments, with the arguments of `seed` and `set_options`; observations."""
-        # As in SB3, an environment gets options only where there are some.
+        # As in SB3, an environment gets options only if there are some.
         given = zip(self._seeds, self._options, strict=True)
         observations, self.reset_infos = self._envs.reset_some(
             {row: (seed, options or None) for row, (seed, options) in enumerate(given)}
@@ -71,7 +71,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
                 For a Dict space also a dict of such arrays.
 
         Raises:
-            ValueError, TypeError: they are no actions of the space, or not as many as environments.
+            ValueError, TypeError: they are no actions of the space, or not one per environment.
         """
         if not isinstance(actions, Mapping):
             actions = _batched(self.action_space, self._of_each(actions))
@@ -165,11 +165,11 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
 
 
 def _batched(space: Any, each: list[Any], path: str = "action") -> Any:
-    """Makes a batch of `space` of each environment's action.
+    """Makes one batch of `space` from the environments' actions.
 
     Raises:
         ValueError: an action has another structure or shape than its space.
-        TypeError: the actions of a Tuple space are arrays that may be its parts as well.
+        TypeError: the actions of a Tuple space are arrays that may also be the space's parts.
     """
     if isinstance(space, spaces.Dict):
         for row, action in enumerate(each):
@@ -216,9 +216,9 @@ def _require_parts(space: Any, action: Any, what: str) -> None:
 
 
 def _whole_numbers(actions: Array, dtype: Any) -> Array:
-    """Converts floats to the integers of a space, as MultiBinary policies of SB3 give floats.
+    """Converts floats to the integers of a space: SB3's MultiBinary policies give floats.
 
-    Values that are no such integers are left, for the VectorEnv to refuse.
+    Other values stay as they are, and the VectorEnv refuses them.
     """
     if np.dtype(dtype).kind not in "iub" or actions.dtype.kind != "f":
         return actions

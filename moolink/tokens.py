@@ -184,7 +184,7 @@ def _contents(name: str, descriptor: int) -> bytes:
     readable = select.poll()
     readable.register(descriptor, select.POLLIN)
     while len(text) <= _MOST_BYTES:
-        # Asked first: a read from a named pipe that no process writes to yet is an end of file.
+        # Checked first: a read from a named pipe without a writer returns an end of file.
         if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
             did_not = "did not end" if text else "wrote nothing"
             raise AuthError(

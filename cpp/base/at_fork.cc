@@ -50,7 +50,7 @@ class Forks {
 
   Participants& of(AtFork::Rank rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  // Without the lock of the participants: others join and leave meanwhile.
+  // The work runs without the participants' lock: others join and leave meanwhile.
   void prepare() {
     std::vector<std::shared_ptr<AtFork>> preparing;
     for (Participants& rank : ranks_) {
@@ -62,7 +62,8 @@ class Forks {
     for (const auto& one : preparing) one->prepare_fork();
   }
   void before() {
-    guard([this] { prepare(); }, [](const Error&) {});  // they do that work under their locks then
+    // On failure the participants do the work under their locks.
+    guard([this] { prepare(); }, [](const Error&) {});
     for (Participants& rank : ranks_) {
       rank.mutex.lock();
       for (const auto& [joined, one] : rank.all) one->before_fork();

@@ -18,8 +18,8 @@ class AtFork {
   AtFork(const AtFork&) = delete;
   AtFork& operator=(const AtFork&) = delete;
 
-  // Work before the locks of any participant are taken: it may last, and other threads go on. Held
-  // for that long: itself; null: it has none to do.
+  // Slow work, before the locks of any participant are taken, while other threads go on.
+  // begin_preparing() returns the participant, to keep it alive for the work; null: no work.
   virtual std::shared_ptr<AtFork> begin_preparing() noexcept { return nullptr; }
   virtual void prepare_fork() noexcept {}
   // Takes its locks; none that a thread may hold while it waits for the GIL.

@@ -83,7 +83,7 @@ class PyAccumulator : public runtime::AccumulatorPeer {
     const tensor::DType dtype = dtype_named(dtype_name);
     const std::uint64_t item = tensor::item_size(dtype);
     std::vector<runtime::Gradient> gradients;
-    // They keep the memory: other threads may replace a gradient, or give it another memory.
+    // The pieces keep the memory: other threads may replace a gradient or its storage.
     std::vector<ImportedTensor> imported;
     imported.reserve(pieces.size());
     for (const auto& [gradient, count, offset] : pieces) {

@@ -27,8 +27,8 @@ bool same(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-// A torch tensor of torch's own class in host memory without gaps, and its storage; empty for
-// others, also if torch raises, as for sparse ones.
+// A tensor of torch's own class in host memory without gaps, and its storage. Empty for other
+// tensors, also for those for which torch raises, such as sparse ones.
 struct TorchRow {
   DLTensor tensor;
   nb::object storage;

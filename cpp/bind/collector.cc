@@ -16,14 +16,14 @@ namespace moolink::bind {
 namespace {
 
 constexpr double kLookForSignals = 0.05;  // seconds
-// Collections of the youngest objects that are put off in succession before all are collected:
+// Collections of the youngest objects that are put off in succession before a full collection:
 // the interpreter's own ratio of the two.
 constexpr int kMostPutOff = 100;
 
 struct OfThread {
   bool collects = false;
   bool puts_off = false;
-  std::size_t locks = 0;  // that it holds
+  std::size_t locks = 0;  // held by the thread
   std::vector<nb::object> dropped;
 };
 thread_local OfThread of_thread;
@@ -39,8 +39,8 @@ Functions& functions() {
   return *functions;
 }
 
-// The collector skips objects that are frozen, so it finds nothing: freezing and thawing move
-// lists, not objects. They are the oldest generation then, which is collected rarely.
+// The collector skips frozen objects, so it finds nothing. Freezing and unfreezing move lists, not
+// objects. Unfrozen objects are in the oldest generation, which is collected rarely.
 void collection_begins() {
   of_thread.collects = true;
   if (of_thread.locks == 0) {
@@ -48,7 +48,7 @@ void collection_begins() {
     return;
   }
   const Functions& gc = functions();
-  // What the program itself has frozen could not be told from the rest.
+  // Unfreezing could not tell the objects that the program itself has frozen from the rest.
   if (nb::cast<std::size_t>(gc.get_freeze_count()) != 0) return;
   gc.freeze();
   of_thread.puts_off = true;
@@ -60,7 +60,7 @@ void collection_ends() {
   if (std::exchange(of_thread.puts_off, false)) functions().unfreeze();
 }
 
-// What destructors drop in their turn is in a new list.
+// Objects that the destructors drop in turn go to a new list.
 void drop_now() {
   while (!of_thread.dropped.empty()) std::exchange(of_thread.dropped, {});
 }
@@ -190,9 +190,9 @@ std::size_t PyLock::let_go() {
 void bind_collector(nb::module_& m) {
   nb::class_<PyLock>(
       m, "Lock",
-      "As threading.RLock, but that a thread that holds one collects no garbage: no destructor "
-      "of the program's can run there and wait for the lock, or for a thread that does. Use it "
-      "with threading.Condition, too.")
+      "As threading.RLock, except that a thread that holds one collects no garbage: no destructor "
+      "of the program can run there and wait for the lock, or for a thread that does. It also "
+      "works with threading.Condition.")
       .def(nb::init<>())
       .def("acquire", &PyLock::acquire, nb::arg("blocking") = true, nb::arg("timeout") = -1.0,
            "Returns whether the lock is held now; `timeout` in seconds, negative for none.")
@@ -204,7 +204,7 @@ void bind_collector(nb::module_& m) {
       .def("drop_later", &PyLock::drop_later, nb::arg("object").none(),
            "Keeps an object, of which this may be the last reference, until this thread holds no "
            "Lock any more.")
-      // What threading.Condition asks of its lock.
+      // threading.Condition calls these methods of its lock.
       .def("_is_owned", &PyLock::is_held_here)
       .def("_release_save", &PyLock::release_all)
       .def("_acquire_restore", &PyLock::acquire_again, nb::arg("depth"));

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the collector of garbage means to the library: it may run at any allocation, and calls the
-// user's destructors there.
+// Locks that take Python's garbage collector into account: it may run at any allocation, and calls
+// the user's destructors there.
 
 #include <nanobind/nanobind.h>
 
@@ -17,8 +17,8 @@ namespace nb = nanobind;
 // Whether this thread collects garbage now.
 bool in_collection();
 
-// The lock of the classes that are written in Python: as threading.RLock, but that a thread that
-// holds one collects no garbage (docs/design/runtime.md). All of it needs the GIL.
+// The lock of the classes that are written in Python: as threading.RLock, except that a thread
+// that holds one collects no garbage (docs/design/runtime.md). All methods need the GIL.
 class PyLock {
  public:
   PyLock();
@@ -30,10 +30,10 @@ class PyLock {
   bool acquire(bool blocking, double timeout);
   void release();
   bool is_held_here() const { return holder_ == std::this_thread::get_id(); }
-  // Lets go of it however often this thread has acquired it; returns how often.
+  // Releases all of this thread's acquisitions; returns their number.
   std::size_t release_all();
   void acquire_again(std::size_t depth);
-  // Keeps it until this thread holds no lock any more.
+  // Keeps the object until this thread holds no PyLock.
   void drop_later(nb::object object);
 
  private:
@@ -50,7 +50,7 @@ class PyLock {
   std::size_t depth_ = 0;
 };
 
-// No more calls to the library at each collection.
+// Removes the hook that runs at each collection.
 void leave_collector();
 
 }  // namespace moolink::bind

@@ -26,7 +26,7 @@ bool is_shut_down();
 void log_info(std::string text);
 // Closed at the interpreter's exit unless the user closes it.
 void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer);
-// Closes it on a worker if that takes more than a moment; the interpreter's exit waits for it.
+// Closes the peer on a worker and waits up to 50 ms; the interpreter's exit waits for the rest.
 void close_soon(const std::shared_ptr<runtime::RpcPeer>& peer);
 
 // A waiting thread calls it about every 50 ms: on the main thread it runs Python's signal handlers,

@@ -30,7 +30,8 @@ void add_done_callback(nb::handle self, nb::callable callback) {
   });
 }
 
-// The threads that wait for others to decode a future's value, and those; guarded by the GIL.
+// From each thread that waits for a future's value to be decoded to the thread that decodes it.
+// Guarded by the GIL.
 std::map<std::thread::id, std::thread::id>& waiting_for_decoders() {
   static auto* const waiting = new std::map<std::thread::id, std::thread::id>;
   return *waiting;
@@ -46,7 +47,8 @@ class WaitingForDecoder {
   WaitingForDecoder& operator=(const WaitingForDecoder&) = delete;
 };
 
-// Whether `decoder` is `thread`, or waits, maybe by way of others, for what `thread` decodes.
+// Whether `decoder` is `thread`, or waits, directly or through others, for a value that `thread`
+// decodes.
 bool decodes_for(std::thread::id decoder, std::thread::id thread) {
   const auto& waiting = waiting_for_decoders();
   while (decoder != thread) {
@@ -57,7 +59,7 @@ bool decodes_for(std::thread::id decoder, std::thread::id thread) {
   return true;
 }
 
-// This thread decodes; at the end, those that wait for it look again.
+// This thread decodes; at the end, the threads that wait for it check again.
 class DecodingScope {
  public:
   DecodingScope(std::optional<std::thread::id>& decoder, std::shared_ptr<runtime::Future>& ended)
@@ -156,7 +158,7 @@ nb::object PyFuture::decode_once() {
   } catch (const Exception& e) {
     raised = to_exception(e.error());
   } catch (nb::python_error& e) {
-    if (!e.matches(PyExc_Exception)) throw;  // Ctrl-C, for one, is no outcome of the decoding
+    if (!e.matches(PyExc_Exception)) throw;  // Ctrl-C, for example, is no outcome of the decoding
     raised = nb::borrow(e.value());
   } catch (const std::exception& e) {
     raised = nb::handle(PyExc_RuntimeError)(e.what());

@@ -68,7 +68,7 @@ class PyFuture {
   std::shared_ptr<const Decode> decode_;
   Subject subject_;
   std::shared_ptr<runtime::Future> released_;
-  // The GIL guards what follows; decoding may release it.
+  // The GIL guards these members; decoding may release it.
   std::optional<std::thread::id> decoder_;  // the thread that decodes the value now
   bool decoding_in_child_ = false;          // that thread is of a process forked from the call's
   std::shared_ptr<runtime::Future> decoding_ended_;  // null: no other thread waits for it

@@ -40,7 +40,7 @@ class HeldBuffer {
 // It stays while the array does.
 inline const std::byte* exact_memory(nb::handle array, std::span<const Py_ssize_t> shape,
                                      std::string_view format) {
-  // A masked array is more than its memory; the callers' other ways refuse it.
+  // A masked array is more than its memory; the callers' other paths refuse it.
   if (kind_of(array).importer == Importer::numpy_subclass) return nullptr;
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {

@@ -36,7 +36,7 @@ int release_pending(void*) {
 // lock.
 class Drop {
  public:
-  // Allocates, so that the call does not.
+  // Allocates here, so that the call operator need not.
   explicit Drop(PyObject* object) : one_{object} {}
 
   void operator()(PyObject*) noexcept {
@@ -58,7 +58,7 @@ class Drop {
 
 Reference::Reference(nb::object object) {
   Drop drop(object.ptr());
-  // Also if this throws, the deleter runs.
+  // The deleter runs even if this throws.
   object_ = std::shared_ptr<PyObject>(object.release().ptr(), std::move(drop));
 }
 

@@ -132,7 +132,7 @@ void PyRpc::close() {
   release_dropped();
 }
 
-// close() may take seconds, which the collector must not wait for: no other thread collects then.
+// close() may take seconds. The collector must not wait that long: no other thread can collect.
 PyRpc::~PyRpc() {
   const bool handed_over =
       in_collection() && guard([this] { close_soon(peer_); }, [](const Error&) {});

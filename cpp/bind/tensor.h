@@ -85,7 +85,7 @@ std::optional<ImportedTensor> import_tensor(nb::handle value);
 
 // Whether the value is an array or tensor. Raises TypeError, with `name` first, for those that
 // cannot be read as plain memory: the same ones as import_tensor(), but any dtype and torch's other
-// devices pass. For those ways in that let the array's own framework copy it.
+// devices pass. For callers that let the array's own framework copy it.
 bool check_array(nb::handle value, const std::string& name);
 
 // The same for values that must be tensors of numbers in host memory (gradients, parameters,

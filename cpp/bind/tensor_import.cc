@@ -275,7 +275,7 @@ ImportedTensor import_torch(nb::object value, const TypeKind& kind) {
     const DLTensor tensor = torch_description(value, kind.api, storage);
     take_layout(tensor, imported);
     imported.stream = stream_after(value, tensor.device, kind.api);
-    // The tensor itself may be given another memory meanwhile.
+    // Another thread may replace the tensor's storage meanwhile.
     imported.owner = std::move(storage);
   } else {
     imported = import_dlpack(value.attr("detach")());
@@ -320,7 +320,7 @@ void require_readable_jax(nb::handle value) {
                " lies partly on devices of other processes and cannot be read: give the data of "
                "its addressable_shards");
   }
-  // JAX' own dtypes have no elements that other programs know.
+  // Other programs do not know the elements of JAX's own dtypes.
   if (!nb::isinstance(value.attr("dtype"), loaded("numpy", "dtype"))) {
     type_error("a " + type_text(value) + " of " + text_of(value.attr("dtype")) +
                " cannot be read: give jax.random.key_data() of a typed random key");

@@ -42,7 +42,7 @@ Importer torch_importer(nb::handle type) {
   if (is_subclass(type, "torch.nn.parameter", "UninitializedTensorMixin")) {
     return Importer::uninitialized;
   }
-  // A type with a dispatch of its own computes its values, of other tensors for the most part.
+  // A type with a dispatch of its own computes its values, mostly from other tensors.
   const nb::object plain = loaded("torch", "Tensor").attr("__torch_dispatch__");
   return type.attr("__torch_dispatch__").is(plain) ? Importer::torch_subclass
                                                    : Importer::torch_wrapper;

@@ -47,7 +47,7 @@ enum class Importer {
   dlpack,
   // Refused:
   numpy_subclass,  // may be more than its elements, as a masked array is
-  torch_wrapper,   // other tensors, or other values than its memory has
+  torch_wrapper,   // stands for other tensors, or for other values than its memory has
   uninitialized,   // a lazy module's parameter
   traced,          // in a JAX transformation
 };

@@ -30,7 +30,7 @@ nb::handle torch_strided() {
              "): send it outside of torch.func transforms, nested tensors one by one");
 }
 
-// Bytes from the first element: where the lowest begins, and where the highest ends.
+// Offsets in bytes from the first element: the begin of the lowest, and the end of the highest.
 std::pair<std::int64_t, std::int64_t> reach(const DLTensor& tensor) {
   const std::int64_t item = tensor.dtype.bits / 8 * tensor.dtype.lanes;
   std::int64_t begin = 0;

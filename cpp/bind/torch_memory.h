@@ -1,7 +1,7 @@
 #pragma once
 
-// The memory of torch tensors. A tensor may have an address and yet no memory: its storage may have
-// been freed or made smaller, or it may stand for values that other tensors have.
+// The memory of torch tensors. A tensor with an address may have no memory: its storage may have
+// been freed or made smaller, or it may stand for the values of other tensors.
 
 #include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ namespace nb = nanobind;
 nb::object plain_torch(nb::object tensor, Importer importer);
 
 // The storage that holds the elements of a torch tensor of torch's own class. It keeps the memory
-// when the tensor is given another. Raises TypeError with the type's name and what to do if there
+// if the tensor gets another storage. Raises TypeError with the type's name and the remedy if there
 // is none: for tensors on the meta device, of other layouts than strided, nested, in a transform of
 // torch.func, or with a storage that was freed.
 nb::object torch_storage(nb::handle tensor);

@@ -13,8 +13,9 @@ namespace moolink::io {
 // up. The first task starts it.
 class TaskThread {
  public:
-  // What the destructor does: waits for all tasks; or drops those that have not begun, and does not
-  // wait for one that runs, which must own all that it uses. For system calls without a limit.
+  // The destructor's effect. wait: it waits for all tasks. leave: it drops the tasks that have not
+  // begun, and does not wait for a running one, which must own all that it uses; for system calls
+  // without a time limit.
   enum class AtEnd { wait, leave };
 
   explicit TaskThread(const char* name, AtEnd at_end = AtEnd::wait)

@@ -69,7 +69,7 @@ std::shared_ptr<AtFork> BorrowedSegment::begin_preparing() noexcept {
   return is_in_use() ? weak_from_this().lock() : nullptr;  // null: it is being destroyed
 }
 
-// A part that is returned meanwhile may change while it is copied: nobody reads it any more.
+// A part that is returned meanwhile may change while it is copied, but nothing reads it any more.
 void BorrowedSegment::prepare_fork() noexcept {
   std::shared_ptr<Segment> of;
   std::vector<std::span<const std::byte>> parts;
@@ -91,7 +91,7 @@ void BorrowedSegment::prepare_fork() noexcept {
   }
   const std::lock_guard lock(mutex_);
   preparing_ = false;
-  if (segment_ != of) return;  // the other thread was quicker
+  if (segment_ != of) return;  // another thread was faster
   prepared_ = std::move(copy);
   prepared_of_ = std::move(of);
 }
@@ -116,7 +116,7 @@ void BorrowedSegment::before_fork() noexcept {
 
 void BorrowedSegment::after_fork_in_child() noexcept {
   bytes_ = {};
-  preparing_ = false;  // the thread that did is the parent's
+  preparing_ = false;  // the thread that was preparing is the parent's
   if (is_in_use()) {
     segment_->forbid();  // the copy failed for lack of memory
   } else {

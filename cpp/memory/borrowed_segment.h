@@ -16,8 +16,8 @@ namespace moolink::memory {
 // Memory that another process lends, mapped for reading. Its owner may write it again once it is
 // returned, but the owner does not know of forked children. So before a fork a copy replaces the
 // buffers in use, in this process and the child, and the owner's memory is mapped elsewhere. Most
-// of it is copied before the locks are taken: gigabytes take longer than peers wait for a sign of
-// life.
+// of it is copied before the locks are taken: to copy gigabytes takes longer than peers wait for a
+// heartbeat.
 class BorrowedSegment final : public AtFork, public std::enable_shared_from_this<BorrowedSegment> {
  public:
   // Throws Exception{wire} unless it is a sealed memfd of at most `max_size` bytes.

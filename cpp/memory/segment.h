@@ -46,7 +46,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // A later fork gives the child its own copy. Writes of another process stay visible here, except
   // in pages that this process has written since. Only for create_to_receive().
   bool make_private() noexcept;
-  // Memory of this process alone, of the segment's size; null: the system refuses.
+  // Private memory of the segment's size, for a copy; null: the system refuses.
   struct Unmap {
     std::size_t size = 0;
     void operator()(std::byte* data) const noexcept;

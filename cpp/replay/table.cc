@@ -176,7 +176,7 @@ void Table::remove_slot(Slot slot) {
   if (!mutant("removals_do_not_count")) limiter_.deleted();
 }
 
-// An empty slot gets another item, unless its keys are used up.
+// An empty slot can get another item, unless its keys are used up.
 void Table::reuse(Slot slot) {
   if (items_[slot].generation < kLastGeneration || mutant("reuse_slots_for_ever")) {
     free_.push_back(slot);

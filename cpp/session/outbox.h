@@ -58,11 +58,11 @@ struct Outgoing {
   std::uint64_t large_bytes = 0;
   std::uint64_t parts_cost = 0;  // wire::kPartCost of each
   std::vector<LargePart> large;
-  // Of this attempt, as indices into `large`: parts that wait for a grant to be asked for, and
-  // parts to stream, the first one foremost. No part is searched for: a message may have 65,536.
+  // Of this attempt, as indices into `large`: parts for which a grant is still to be requested, and
+  // parts to stream, lowest index first. No search for parts: a message may have 65,536.
   std::deque<std::size_t> to_ask;
   std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> to_stream;
-  bool has_turn = false;  // its number is among the turns of its connection
+  bool has_turn = false;  // the message's number is among the turns of its connection
   // Whether the connection can lend its parts: asked once per attempt.
   enum class Lending : std::uint8_t { unasked, asked, possible, impossible };
   Lending lending = Lending::unasked;
@@ -81,7 +81,7 @@ struct Outgoing {
     part.state = LargePart::State::streaming;
     to_stream.push(static_cast<std::size_t>(&part - large.data()));
   }
-  // Nothing of it has been written to the next connection.
+  // Resets the message: nothing of it has been written to the next connection.
   void begin_attempt();
 };
 

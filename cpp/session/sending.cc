@@ -123,7 +123,7 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   }
 }
 
-// In the order of the parts: by grant or as chunks, but for those that are lent or placed already.
+// In the order of the parts: by grant or as chunks, except those that are already lent or placed.
 void Session::plan_parts(Outgoing& outgoing, const wire::MessageHead& head) {
   for (LargePart& large : outgoing.large) {
     if (large.state != LargePart::State::waiting) continue;
@@ -156,7 +156,7 @@ void Session::write_parts(Link& link) {
   }
 }
 
-// The first part that may be written now. False: there is none.
+// Writes a chunk of the first part that may be written now, or asks for its grant. False: none may.
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
   const bool may_ask = !outgoing.to_ask.empty() && link.grants_asked < kGrantsAsked;
   const bool may_stream = !outgoing.to_stream.empty() && link.chunks_queued < kChunksQueued;

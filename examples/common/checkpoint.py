@@ -3,8 +3,8 @@
 A checkpoint is a zip archive in numpy's `.npz` format: each array of the saved tree under the name
 of its place, and the rest of the tree as JSON. It holds no pickle, so reading one runs no code. The
 archive's comment, the last bytes of the file, is a seal: a line with the format's version, the
-file's length, and a checksum (CRC-32C) of all bytes before it. Nothing is read before the seal is
-found right.
+file's length, and a checksum (CRC-32C) of all bytes before it. The seal is checked before
+anything else is read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _VERSION = 2
 _LINE = f"moolink learner {_VERSION}\n".encode()
 _SEAL = len(_LINE) + 8 + 4  # bytes: the line, the file's length, the checksum; little-endian
 _FOUND = re.compile(rb"moolink learner (\d{1,9})\n(.{8})(.{4})", re.DOTALL)
-_MOST_COMMENT = 65535  # bytes that a zip archive's comment has at most
-_MOST_TOLD = 4  # differences of a network
+_MOST_COMMENT = 65535  # bytes of a zip archive's comment at most
+_MOST_TOLD = 4  # differences of a network that an error names
 _AT_ONCE = 8 << 20  # bytes that are summed together
 _DIRECTORY_END = b"PK\x05\x06"  # of a zip archive; 22 bytes with an empty comment
 
@@ -62,7 +62,7 @@ def save(directory: Path, tree: Mapping[str, Any]) -> Path:
 def load(directory: Path) -> dict[str, Any] | None:
     """The checkpoint in `directory`, or None if it has none.
 
-    A damaged one is named in a warning and the previous one is read in its place. Raises
+    If it is damaged, a warning names it, and the previous one is read in its place. Raises
     moolink.FileError, or OSError, if no file that is there can be read.
     """
     faults = []
@@ -108,7 +108,7 @@ def check_can_go_on(options: Options, saved: dict[str, Any]) -> None:
 def parameters(
     options: Options, saved: Mapping[str, Any], like: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The checkpoint's parameters and buffers, for a network that has those of `like`.
+    """The checkpoint's parameters and buffers, for a network with those of `like`.
 
     Raises moolink.FileError if they are of another network: the environment has changed.
     """
@@ -158,7 +158,7 @@ def _sum(file: BinaryIO, length: int) -> int:
     while length > 0:
         part = file.read(min(length, _AT_ONCE))
         if not part:
-            break  # another program cuts it: no file has this sum
+            break  # another program is cutting the file: the checksum will differ
         checksum = files.crc32c(part, checksum)
         length -= len(part)
     return checksum

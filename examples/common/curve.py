@@ -111,7 +111,7 @@ class LearningCurve:
         if not self.csv_path.exists():
             return []
         text = files.read_text(self.csv_path, "a learning curve", _MOST_BYTES)
-        whole = text[: text.rfind("\n") + 1]  # without a row that a killed process began
+        whole = text[: text.rfind("\n") + 1]  # without a row that a killed process left unfinished
         reader = csv.DictReader(io.StringIO(whole, newline=""))
         if tuple(reader.fieldnames or ()) != COLUMNS:
             self._raise(1, f"the columns {', '.join(COLUMNS)}")

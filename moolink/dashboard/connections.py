@@ -1,7 +1,8 @@
 """Limits the dashboard's connections, to keep file descriptors free for the broker.
 
-A client without the key cannot keep those with it out: its connection is closed after a short time,
-and as soon as others come it gives way, the oldest first. Key holders have room of their own.
+A client without the key cannot keep key holders out. Its connection is closed after a short time,
+or earlier if more come: then the oldest from the address with the most is closed. Key holders have
+connections of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple, cast
 
 from aiohttp import web
 
-MOST = 100  # of key holders
+MOST = 100  # connections of key holders
 MOST_STREAMS = 80  # of MOST; the rest are for probes and Prometheus
 STRANGERS = 128  # connections on which the key has not been given
 OF_SOURCE = 64  # of them, from one address
-WITHOUT_KEY = 5.0  # seconds, after which one of them is closed, in the middle of a request or not
+WITHOUT_KEY = 5.0  # seconds until such a connection is closed, even in the middle of a request
 
 
 class _Stranger(NamedTuple):
@@ -76,7 +77,7 @@ class Connections:
                 self._holders[handler] -= 1
 
     def _make_room(self) -> None:
-        """For one more key holder: the oldest connection without a request gives way."""
+        """Makes room for a key holder: closes the oldest connection without a request."""
         self._forget_closed()
         if len(self._holders) < MOST:
             return

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from moolink.internal import logs
 from moolink.internal.shown import cut, printable
 
-AT_ONCE = 16  # lines, and then one a second: as of unauthenticated peers (rpc/log_limit.h)
+AT_ONCE = 16  # lines, then one a second: as for unauthenticated peers (rpc/log_limit.h)
 
 
 class Limit:
@@ -39,10 +39,10 @@ class Limit:
 
 
 class ServerLog(logging.Logger):
-    """Takes what aiohttp logs of requests, and what its event loop does.
+    """Receives the log records of aiohttp and of its event loop about requests.
 
-    A fault of the client is one line. Another exception is a fault of the dashboard, and has its
-    traceback.
+    A fault of the client takes one line. Any other exception is a fault of the dashboard, and is
+    logged with its traceback.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Checks a member's report (moolink.rpc.report), so that it cannot harm other members.
 
-Every value has its type, its sign and its size here: whatever is computed from reports stays
-finite, and what is shown of one stays small.
+The type, sign and size of every value are checked, so numbers computed from reports stay finite,
+and the part of a report that is shown stays small.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _read(given: Any) -> Report:
 
 
 def _values(own: Iterable[Any]) -> tuple[dict[str, float], list[float]]:
-    """Those of the user's counters and gauges, and those of them that are returns."""
+    """The values of the user's counters and gauges, and those of them that are returns."""
     values: dict[str, float] = {}
     returns: list[float] = []
     for name, kind, _, samples in own:
@@ -281,7 +281,7 @@ def _family(name: str, kind: str, help: str, samples: Iterable[Any]) -> Family |
 
 
 def _lines(sample: Sample) -> int:
-    """Those that a sample has in /metrics."""
+    """The labels of a sample in /metrics."""
     return len(sample.value.counts) + 2 if isinstance(sample.value, HistogramValue) else 1
 
 

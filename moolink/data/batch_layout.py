@@ -294,7 +294,7 @@ class _ValueLeaf(Node):
         self._values[start:stop] = [None] * (stop - start)
 
     def take(self, rows: int | None = None) -> Nest:
-        # Handed over: the values' destructors run when their taker drops them.
+        # Moved out: the values' destructors run when the caller drops them.
         values, self._values = self._values, []
         if self._shown == "first":
             return values[0]

@@ -24,11 +24,10 @@ class Batcher(Closing):
     """Collects items into batches, each copied once, straight into the batch's memory.
 
     An item is a nest of dicts, lists, tuples, namedtuples, dataclasses and types registered as
-    pytrees with JAX. Its leaves are numpy arrays, torch
-    tensors or other arrays (batched as numpy); a leaf that is none of these, such as a Python
-    number, a string or None, appears in the batch as a list with each row's value. The first item
-    fixes structure, shapes and dtypes. Any thread may add and take; a batch holds items in the
-    order in which they were added.
+    pytrees with JAX. Its leaves are numpy arrays, torch tensors or other arrays (batched as numpy).
+    A leaf that is none of these, such as a Python number, a string or None, appears in the batch as
+    a list with each row's value. The first item fixes structure, shapes and dtypes. Any thread may
+    add and take; a batch holds items in the order in which they were added.
 
     Args:
         size: items (`stack`) or rows (`cat`) of a batch.
@@ -211,7 +210,7 @@ class Batcher(Closing):
                 self._rows = BatchRows(self._layout.take())
             except ValueError:  # it has other leaves, as all batches will
                 self._plain = False
-                self._layout.allocate()  # take() has handed it over
+                self._layout.allocate()  # take() has given the last one away
 
     def _wait_for_room(self, finished: int, deadline: float | None) -> None:
         """Waits until `finished` more batches may be put beside those that wait."""

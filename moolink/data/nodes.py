@@ -1,4 +1,4 @@
-"""The nodes of trees: which values are taken apart, into which parts, and how their like is made.
+"""The nodes of trees: the values that are taken apart, their parts, and how to rebuild a node.
 
 All walks over trees of arrays follow this rule. A node is None (without parts), a dict, a list, a
 tuple or namedtuple, a dataclass, or of a type that is registered as a pytree with JAX. Arrays,
@@ -27,10 +27,10 @@ class Node(NamedTuple):
     """A node taken apart.
 
     Attributes:
-        keys: of its parts: those of a dict, numbers, or names of fields.
-        parts: in the same order.
+        keys: the keys of a dict, numbers, or names of fields; one for each part.
+        parts: the parts, in the order of `keys`.
         rebuild: makes a node like this one of other parts.
-        kind: what two nodes must have in common besides their keys.
+        kind: compares equal for nodes that differ in their parts only.
     """
 
     keys: list[Any]
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 
 def leaf(kind: type[T]) -> type[T]:
-    """Makes a dataclass of the package a leaf: one that stands for an array. A decorator."""
+    """A decorator for a dataclass of this package that stands for an array: makes it a leaf."""
     _LEAVES.add(kind)
     return kind
 

@@ -60,7 +60,7 @@ def _collect(value: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
             return False
         leaves.append(value)
         return True
-    if isinstance(skeleton, dict):  # a loop, as this runs for every step of a writer
+    if isinstance(skeleton, dict):  # a loop, since this runs for every step of a writer
         if type(value) is not type(skeleton) or len(value) != len(skeleton):
             return False
         for key, part in skeleton.items():

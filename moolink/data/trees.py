@@ -183,7 +183,7 @@ def _walk(value: Any, path: str, leaves: list[Leaf]) -> Structure:
 
 
 def _rebuild_in(order: list[int], rebuild: Callable[[list[Any]], Any]) -> Any:
-    """`rebuild` for parts in another order; not a reference to the node, which holds arrays."""
+    """`rebuild` for parts in another order. Keeps no reference to the node, which holds arrays."""
 
     def sorted_back(children: list[Any]) -> Any:
         parts: list[Any] = [None] * len(order)

@@ -159,7 +159,7 @@ class Arguments:
     Attributes:
         of_row: a reset's (seed, options), a step's action, or a call's arguments, for each row
             concerned; the request's other rows are left alone.
-        shared: a call's function of `calls` and the name it gets.
+        shared: for a call, the function of `calls` and the name that it gets.
     """
 
     of_row: dict[int, Any]

@@ -1,7 +1,7 @@
 """Whether a value can be stored in the array for it: by shape, by dtype, and by value for integers.
 
-numpy would broadcast and wrap without a word. All values of environments and all actions pass here,
-but those whose dtype and shape are the array's already.
+numpy would broadcast and wrap silently. All values of environments and all actions are checked
+here, except those that already have the dtype and shape of the array.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random generators that a worker has inherited: without a seed of its own, all would draw alike.
+"""Random generators that workers inherit: without seeds of their own, all would draw alike.
 
 Workers are forked after the user's module was loaded, so every generator that exists by then has
 one state in all of them.
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-_SEED_BITS = 64  # A seed from the system has 128; what has more than this is no number chosen.
-_TORCHS_SEED = 67280421310721  # of torch's generator in a program that has given it none
+_SEED_BITS = 64  # The system gives 128 bits. A seed of more than this was not chosen by a person.
+_TORCHS_SEED = 67280421310721  # torch's default seed
 
 
 def drawn_from_the_system() -> list[Any]:
@@ -38,7 +38,7 @@ def branch(bit_generators: list[Any], worker: int, life: int) -> None:
 
 
 def seed_globals(*entropy: int) -> None:
-    """Seeds the global generators of `random`, numpy and torch, if that is loaded.
+    """Seeds the global generators of `random` and numpy, and of torch if it is loaded.
 
     Args:
         entropy: numbers from which to derive the seeds; none: the system gives them.
@@ -50,7 +50,7 @@ def seed_globals(*entropy: int) -> None:
 
 
 def seed_torch_if_new(*entropy: int) -> None:
-    """Seeds torch if it was loaded since, and has the seed that it has in every program."""
+    """Seeds torch if it was loaded since, and still has its default seed."""
     # Another thread may be importing it: then it has no generator yet.
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "initial_seed") and torch.initial_seed() == _TORCHS_SEED:

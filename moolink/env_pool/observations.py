@@ -1,4 +1,4 @@
-"""Copying observations into rows of shared arrays, whatever their strides; checking others."""
+"""Copies observations into rows of shared arrays, whatever their strides; checks other values."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Runner:
             self._write(row, observation)
             if info and self._behaviour.infos:
                 self.results.infos[row] = info
-        if isinstance(reward, str | bytes):  # which float() would read
+        if isinstance(reward, str | bytes):  # float() would parse it
             raise TypeError(f"step() gave {shown(reward)} as the reward, which is no number")
         self._write_outcome(row, float(reward), terminated, truncated)
 

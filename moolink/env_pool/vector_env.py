@@ -90,11 +90,11 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         start: "program" or "fork", as for `EnvPool`.
         start_timeout: seconds in which all environments have to be made; None: no limit.
         env_fns: AsyncVectorEnv's name for a sequence of functions as `create_env`.
-        max_concurrency: at most so many environments run at a time: a bound of `num_workers`.
+        max_concurrency: the most environments that run at a time; an upper bound of `num_workers`.
         shared_memory, context, daemon, worker: accepted as arguments of AsyncVectorEnv, without
-            effect. Observations are in shared memory where their space allows; `start` decides how
-            processes start; they end with this one, and may have children; the loop of a worker is
-            moolink's, and a warning says so where another one is given.
+            effect. Observations are in shared memory where their space allows it. `start` decides
+            how workers start; they end with this process, and may have children. The loop of a
+            worker is moolink's; a warning says so if another one is given.
 
     Attributes:
         copies: whether observations are copies.
@@ -384,7 +384,7 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         return observations, infos
 
     def step_wait_apart(self) -> tuple[Any, Array, Array, Array, list[dict[str, Any]]]:
-        """Waits for `step_async`, with each environment's info as it gave it: none are batched."""
+        """Waits for `step_async`; returns each environment's own info, without batching."""
         self._wait("step", None)
         return self._outputs.apart(self._requests.results())
 

@@ -1,4 +1,4 @@
-"""Errors of VectorEnv that are moolink's and Gymnasium's at once, so that either class catches."""
+"""Errors of VectorEnv that belong to moolink's and to Gymnasium's classes: either catches them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moolink.errors import Closed, Error, TimeoutError
 
 
 class VectorTimeout(TimeoutError, multiprocessing.TimeoutError):
-    """The environments were not ready in time; wait again if you like."""
+    """The environments were not ready in time; you can wait again."""
 
 
 class VectorClosed(Closed, ClosedEnvironmentError):
@@ -18,7 +18,7 @@ class VectorClosed(Closed, ClosedEnvironmentError):
 
 
 class VectorPending(Error, AlreadyPendingCallError):
-    """Another request has to be waited for first."""
+    """Another request is pending: wait for it first."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message)

@@ -69,7 +69,7 @@ def _one(value: Any) -> Array:
     """An array of one row, of the dtype and shape that a batch with the value has."""
     if type(value) in (int, float, bool) or isinstance(value, np.number):
         number = np.asarray([value])
-        if number.dtype != object:  # of an integer that has too many bits
+        if number.dtype != object:  # the dtype of an integer with too many bits
             return number
     elif isinstance(value, np.ndarray):
         return value[None]

@@ -195,7 +195,7 @@ def _part(environment: Environment) -> slice:
 
 
 def _options(given: list[tuple[Any, Any]], mask: Array) -> dict[str, Any] | None:
-    """The options of a reset of the rows in `mask`, which are those of all of these rows."""
+    """The options of a reset of the rows in `mask`; all of these rows have the same."""
     of_rows = [options for (_, options), asked in zip(given, mask, strict=True) if asked]
     if any(options is not of_rows[0] for options in of_rows):
         raise ValueError("the rows of a vector environment are reset with the same options")

@@ -134,7 +134,7 @@ class States:
 
 
 def _is_key(leaf: Any) -> bool:
-    """Whether it is a typed random key of JAX, which JAX itself copies."""
+    """Whether this is a typed random key of JAX, which JAX itself copies."""
     return is_jax(leaf) and not isinstance(leaf.dtype, np.dtype)
 
 

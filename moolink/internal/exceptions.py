@@ -1,9 +1,9 @@
 """Errors that are raised more than once.
 
 An exception refers, by its traceback, to the frames it went through and to their callers. An object
-that keeps an error to raise it later must not keep those: a frame usually refers to the object, and
-the cycle keeps both, and all that the frames hold, until the garbage is collected. So it keeps
-``copied(error)``, and raises another copy each time.
+that keeps an error to raise it later must not keep those frames. A frame usually refers to the
+object, and this cycle keeps all that the frames hold until a garbage collection. So the object
+keeps ``copied(error)``, and raises another copy each time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _copied(error: E, done: dict[int, BaseException]) -> E:
 
 
 def _bare_copy(error: E) -> E:
-    # Its own way of being copied knows members that are not attributes, such as an OSError's. The
-    # constructor that this calls may ask for other arguments than `args`, or change them.
+    # The exception's own copy method knows members that are not attributes, such as an OSError's.
+    # The constructor that it calls may need other arguments than `args`, or change them.
     with contextlib.suppress(Exception):
         new = copy.copy(error)
         if new is not error and type(new) is type(error) and _same(new.args, error.args):

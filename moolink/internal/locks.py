@@ -1,4 +1,4 @@
-"""Conditions of the library's own lock."""
+"""Conditions with the library's own lock."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with ? for the characters that control a terminal, or that it cannot show."""
+    """The text with ? for characters that control a terminal, or that a terminal cannot show."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -1,8 +1,8 @@
 """Signals that a process handles. One that it was started to ignore stays ignored.
 
 ``nohup`` starts a program with SIGHUP ignored, and a shell without job control a background job
-with SIGINT ignored. Whoever sets a handler for a signal, or blocks it to wait for it, asks here
-first.
+with SIGINT ignored. Code that sets a handler for a signal, or blocks it to wait for it, calls this
+module first.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class Accumulator(AccumulatorBase):
         return checked
 
     def _like_parameters(self, gradients: Any) -> list[Any]:
-        """What the gradients have in the places of the parameters' leaves, which may be None."""
+        """The gradients at the positions of the parameters' leaves, which may be None."""
         try:
             leaves: list[Any] = self._structure.flatten_up_to(gradients)
         except (TypeError, ValueError):

@@ -8,8 +8,8 @@ import re
 import shutil
 from typing import BinaryIO
 
-# Colours are kept; other escape sequences and control characters are a remote program's to the
-# user's terminal, which may obey them.
+# Colours are kept. Other control characters become "?": they come from a remote program, and the
+# user's terminal might obey them.
 _CONTROL = re.compile(rb"(\x1b\[[0-9;:]*m)|[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _CLEAR_LINE = b"\r\x1b[K"
 _MAX_LINE = 64 * 1024

@@ -81,7 +81,7 @@ class Batches(Closing):
         if not isinstance(ready, BaseException):
             return ready
         self._failed = copied(ready)
-        self._ready.put(self._failed)  # for other waiters; nothing else comes after it
+        self._ready.put(self._failed)  # for other waiters; nothing follows it
         try:
             raise ready
         finally:

@@ -3,8 +3,8 @@
 The file begins with a line of text, ``moolink replay VERSION``, then the lengths of the header and
 of the file, and a checksum of all these. The header is a value in the wire's codec (no pickle): the
 tables' options and states, the layouts of stores, the patterns of items, and the sizes of the
-arrays that follow. After the lengths, the header and each part of an array comes the checksum
-(CRC-32C) of all that is before it but the checksums. Integers are little-endian.
+arrays that follow. A checksum (CRC-32C) follows the lengths, the header and each part of an array.
+It covers all bytes before it except the checksums. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -245,11 +245,11 @@ class _Writer:
 
 
 class _Reader:
-    """Reads a checkpoint from its begin to its end.
+    """Reads a checkpoint from its beginning to its end.
 
     Attributes:
-        size: of the file.
-        at: how many bytes have been read.
+        size: bytes of the file.
+        at: bytes that have been read.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -259,7 +259,7 @@ class _Reader:
         self._sum = 0
 
     def header(self) -> Any:
-        """The header, of a file that has the length that it should have."""
+        """The header, after a check of the file's length."""
         with files.naming(self._path):
             first = self._file.readline(32)
         found = _FIRST_LINE.fullmatch(first)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.1  # seconds before a server that is lost is asked again
 _GRACE = 2.0  # seconds that a call may take beyond the time for which the server waits
-_CONNECTING = 1.0  # seconds that are left to a connection, however short a time limit is
+_CONNECTING = 1.0  # seconds that a connection may take, however short the time limit
 _LOOK = 0.2  # seconds between two looks at whether a batch is still wanted
 
 
@@ -57,8 +57,8 @@ class ReplayClient:
     for checkpoints.
 
     On the server's host, batches of numpy's and JAX's arrays are mapped, not copied, and cannot be
-    written. While the server is away, `sample`, `batches` and writers wait for the one that takes
-    its place: until their time limit, or without one for the time limit of `rpc`. `insert`,
+    written. While the server is away, `sample`, `batches` and writers wait for one in its place:
+    until their time limit, or without one for the time limit of `rpc`. `insert`,
     `extend` and the others raise `PeerLost` if the server ends during the call, and `TimeoutError`
     if it is away.
 

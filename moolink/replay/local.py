@@ -267,12 +267,12 @@ class Replay(Closing):
         not in it.
 
         Args:
-            keep_previous: whether a file that is there is kept as ``PATH.previous``, in the place
-                of the one before it. Needs room on the disk for three checkpoints while one is
-                written, and for two afterwards; without it for two, and for one.
+            keep_previous: whether an existing file is kept as ``PATH.previous``, and replaces the
+                file of that name. The disk then needs space for three checkpoints while one is
+                written, and for two afterwards; otherwise for two, and for one.
 
         Raises:
-            OSError: it cannot be written. The file that is there stays.
+            OSError: it cannot be written. An existing file stays.
         """
         from moolink.replay import checkpoint
 

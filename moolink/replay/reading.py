@@ -29,8 +29,8 @@ class Items:
 def read(
     tables: Tables, of: OpenTable, keys: npt.NDArray[np.int64] | None
 ) -> tuple[npt.NDArray[np.int64], Items]:
-    """The keys of all items, the oldest first, and those items that have `keys`, in their order;
-    None: all. Takes a list of all tables' items, in time that grows with their number.
+    """The keys of all items, the oldest first, and the items with `keys`, in their order; None: all
+    items. Lists the items of all tables, which takes time in proportion to their number.
 
     Raises:
         KeyError: an item is not there.

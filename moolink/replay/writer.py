@@ -149,8 +149,8 @@ class Writer:
         Args:
             priority: finite and not negative.
             timeout: seconds to wait for limiter and room, 0: do not wait, None: for ever. Over a
-                network a writer waits for items before this one, never for 0, and without a limit
-                as :meth:`flush`.
+                network a writer waits for the items before this one: not at all for 0, and for
+                None as long as :meth:`flush`.
 
         Returns:
             The item's key; None: over a network, where it is not known yet.
@@ -197,8 +197,8 @@ class Writer:
                 and for the time limit of the `Rpc` once it is not.
 
         Raises:
-            TimeoutError: some were not delivered in time; the message tells how many. They are
-                kept, and sent once the server is back.
+            TimeoutError: some were not delivered in time; the message gives their number. They
+                are kept, and sent once the server is back.
         """
         if self._steps is None:
             deadlines.check(timeout)

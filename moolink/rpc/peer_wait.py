@@ -17,8 +17,8 @@ _LOOK = 1.0  # seconds between two looks at whether a peer is connected
 
 
 class PeerWait(deadlines.Wait):
-    """A wait for peers: one of them, or with `every` all. It ends at its time limit; without one it
-    goes on while they are there, and ends once they were not for the time limit of the `Rpc`.
+    """A wait for one of several peers, or with `every` for all. It ends at its time limit. Without
+    one it ends when the peers have been away for the time limit of the `Rpc`.
 
     Raises:
         ValueError: `timeout` is no time limit.
@@ -34,7 +34,7 @@ class PeerWait(deadlines.Wait):
         self.timed = timeout is not None
         """Whether it has a time limit of its own."""
         self._looked = self._begun
-        self._failing = False  # no peer was there since a call failed
+        self._failing = False  # a call has failed, and no peer was found since
         self.reason = ""
         """Why the last call failed."""
         if timeout is None:
@@ -56,8 +56,8 @@ class PeerWait(deadlines.Wait):
         self._is_there()
 
     def failed(self, why: object) -> None:
-        """A call has failed, since no peer is there or it serves no such thing. For a second a
-        connection proves nothing then."""
+        """A call has failed, since no peer is there or the peer does not serve its function. For a
+        second after that, a connection does not count as a sign that the peer is there."""
         self.reason = str(why)
         self._failing = True
         self._looked = time.monotonic()
@@ -68,7 +68,7 @@ class PeerWait(deadlines.Wait):
         return min(super().turn(why), _LOOK)
 
     def late(self, what: str, advice: str = "") -> TimeoutError:
-        """The error of a wait that is over, in which `what` did not come to pass."""
+        """The error of a wait that is over; `what` says which event did not happen."""
         reason = self.reason
         if not reason and not self.connected():
             missing = sorted(set(self._peers) - serving.connected(self._rpc))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REPORT = "moolink.metrics/report"
 EXPLAIN = "moolink.metrics/explain"
-# No group can have this name, so only peers with the job's key can call what is confined to it.
+# No group can have this name, so only peers with the job's key can call functions confined to it.
 _ONLY_THE_JOB = "\x01"
 MOST_PATHS = 64  # of a report
 MOST_OWN = 1000  # samples of the user's own metrics
@@ -52,7 +52,7 @@ def serve(rpc: Rpc) -> None:
     if rpc.__dict__.setdefault("_reports", mine) is not mine:  # also if two threads come at once
         return
     of = weakref.ref(rpc)  # a peer without other references is closed
-    # A peer of the whole job tells names and addresses of all groups.
+    # The report of a peer of the whole job contains names and addresses of all groups.
     audience = rpc.key_group or _ONLY_THE_JOB
     rpc._define_confined(REPORT, lambda reply: serving.answer(reply, _report(of())), audience)
     rpc._define_confined(

@@ -90,8 +90,8 @@ class Accumulator(AccumulatorBase):
 
     Raises:
         TypeError: a parameter or buffer is not a tensor, or one without plain memory of its own: a
-            ``DTensor`` (its local shard, ``to_local()``, can be given, if each member has the same
-            shards), another subclass that wraps tensors, a sparse, quantized, nested or meta
+            ``DTensor`` (if each member has the same shards, give its local shard, ``to_local()``),
+            another subclass that wraps tensors, a sparse, quantized, nested or meta
             tensor, or one whose storage was freed. The message names it.
         ValueError: no parameter requires a gradient, or one is given twice.
     """
@@ -287,7 +287,7 @@ class Accumulator(AccumulatorBase):
             )
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        """Of the reduced parameters; other threads may replace those of the parameters."""
+        """The gradients of the reduced parameters; other threads may replace `.grad` meanwhile."""
         return [parameter.grad for parameter in self._reduced]
 
     def _validate(self) -> None:

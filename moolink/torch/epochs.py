@@ -119,7 +119,7 @@ class Epoch:
         self.parts = itertools.count(1)  # operations that this member has begun
         self._lock = Lock()
         self._is_over = False
-        # How to cancel each operation that members have agreed on, by their parts in it.
+        # Functions that cancel the operations that members have agreed on, by the members' parts.
         self._cancels: dict[frozenset[Part], Callable[[], object]] = {}
         # Parts that members have lost, before this member has agreed on their operations, if ever.
         self._lost: collections.deque[Part] = collections.deque(maxlen=KEPT_LOST)

@@ -1,5 +1,5 @@
-"""The storage, sampler and writer of a buffer, as TorchRL's code meets them, and the table that
-TorchRL's own ones describe."""
+"""The storage, sampler and writer that a buffer gives to TorchRL's code, and the table that
+TorchRL's own components describe."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def not_changed() -> NoReturn:
 
 
 class TableStorage(storages.Storage):  # type: ignore[misc]
-    """The items of a table; places count from the oldest item on, keys are taken as well."""
+    """The items of a table. An index is a position, counted from the oldest item, or a key."""
 
     def __init__(self, view: TableView) -> None:
-        # Without the base's constructor: the table has the size, and a server may be asked for it.
+        # Not the base's constructor: the table determines the size, and may be on a server.
         self._view = view
         self._compilable = False
         self.checkpointer = None
@@ -37,14 +37,14 @@ class TableStorage(storages.Storage):  # type: ignore[misc]
 
     @property
     def max_size(self) -> int:
-        """The most items that the table has."""
+        """The most items that the table can hold."""
         return self._view.max_size
 
     def __len__(self) -> int:
         return self._view.stats()["size"]
 
     def get(self, index: Any) -> Any:
-        """The items at these places, or with these keys."""
+        """The items at these positions, or with these keys."""
         _, data = self._view.items(index)
         one = not isinstance(index, slice) and np.ndim(index) == 0
         return first_of(data) if one else data
@@ -54,7 +54,7 @@ class TableStorage(storages.Storage):  # type: ignore[misc]
         not_changed()
 
     def contains(self, item: Any) -> Any:
-        """Whether there is a place, or an item of a key."""
+        """Whether there is an item at this position, or with this key."""
         there, _ = self._view.replay._items(np.empty(0, np.int64), self._view.table)
         index = torch.as_tensor(item)
         return torch.isin(index, torch.from_numpy(there)) | ((index >= 0) & (index < len(there)))
@@ -123,7 +123,7 @@ class TableSampler(_Stateless, samplers.Sampler):  # type: ignore[misc]
 
     @property
     def default_priority(self) -> float:
-        """That of an item that is inserted without one."""
+        """The priority of an item that is inserted without one."""
         return self._view.greatest
 
     def _empty(self) -> None:
@@ -159,7 +159,7 @@ def described(storage: Any, sampler: Any, writer: Any) -> tuple[Replay, float, A
     weights, and the device of samples.
 
     Raises:
-        TypeError: a table cannot be like one of them.
+        TypeError: a table cannot do what one of them does.
     """
     sampler = _made(sampler, samplers.Sampler)
     writer = _made(writer, writers.Writer)
@@ -183,7 +183,7 @@ def stored_like(storage: Any, selector: Any) -> tuple[Replay, Any]:
     """A replay of one table of a storage's size, and the device of samples.
 
     Raises:
-        TypeError: a table cannot be like it.
+        TypeError: a table cannot do what the storage does.
     """
     storage = ListStorage(1000) if storage is None else _made(storage, storages.Storage)
     if type(storage) not in (ListStorage, LazyTensorStorage, LazyMemmapStorage):
@@ -198,7 +198,7 @@ def stored_like(storage: Any, selector: Any) -> tuple[Replay, Any]:
 
 
 def _made(component: Any, kind: type) -> Any:
-    """TorchRL takes a component, or a function that makes it."""
+    """The component; TorchRL also takes a function that makes it."""
     return component if component is None or isinstance(component, kind) else component()
 
 

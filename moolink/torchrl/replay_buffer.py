@@ -45,17 +45,19 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         priority_key: the entry of a TensorDict that has the priority of each item.
         beta: the exponent of the importance weights; None: that of `sampler`, or else 1.
         timeout: seconds for which an insert or a sample waits for items, for the table's limiter
-            and for room. None: a sample of an empty table is an error at once; else no limit.
+            and for room. None: no limit, but a sample of an empty table fails at once.
         device: the device of samples; None: the CPU.
         storage: TorchRL's `ListStorage`, `LazyTensorStorage` or `LazyMemmapStorage`, without items:
             its size is the table's, its folder the replay's `spill`, its device that of samples.
         sampler: TorchRL's `RandomSampler` or `PrioritizedSampler`.
         writer: TorchRL's `RoundRobinWriter` or `TensorDictRoundRobinWriter`.
         options: `collate_fn`, `pin_memory`, `prefetch`, `transform`, `transform_factory`,
-            `dim_extend` and `delayed_init`, as TorchRL's.
+            `dim_extend` (0) and `delayed_init`, as for TorchRL's buffer.
 
     Raises:
-        TypeError: a table cannot be like one of TorchRL's components, or an option is another.
+        TypeError: a table cannot do what one of TorchRL's components does, there is a replay
+            besides components, or an option is unknown.
+        ValueError: `dim_extend` is not 0.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
     set_sampler = set_writer = set_storage
 
     def share(self, shared: bool = True) -> Any:
-        """Refused: a replay is shared by a server."""
+        """Refused: a ReplayServer shares a replay."""
         if shared:
             raise TypeError("share a replay by a moolink.ReplayServer, and use its clients")
         return super().share(shared)

@@ -15,7 +15,7 @@ from moolink.replay.batch import Batch
 from moolink.replay.reading import Items
 from moolink.reports import ReplayTableStats
 
-_KEYS = 1 << 32  # a table's keys are at least this; smaller numbers are places
+_KEYS = 1 << 32  # the smallest key of a table; smaller numbers are positions
 
 
 def batch_of_one(data: Any) -> Any:
@@ -33,7 +33,7 @@ def first_of(data: Any) -> Any:
 
 
 class TableView:
-    """What the parts of a buffer share.
+    """The table of a buffer, which its storage, sampler and writer share.
 
     Args:
         replay: a replay of this process, or a client of one.
@@ -85,12 +85,12 @@ class TableView:
         return batch, self._with_batch(batch.data, len(batch))
 
     def items(self, index: Any = None) -> tuple[Items, Any]:
-        """Items, and their data as tensors. `index`: keys, or places among the items from the
-        oldest on, as numpy takes them; None: all.
+        """Items, and their data as tensors. `index`: keys, or positions counted from the oldest
+        item, in any form of numpy's indexing; None: all.
 
         Raises:
-            IndexError: there is no such place.
-            KeyError: there is no item of such a key.
+            IndexError: there is no item at such a position.
+            KeyError: there is no item with such a key.
         """
         keys = None if index is None else self._keys_at(index)
         _, items = self.replay._items(None if keys is None else keys.reshape(-1), self.table)

@@ -25,8 +25,8 @@ _PAUSE = 0.1  # seconds before the next item, where the learner has no such queu
 
 
 class TrajectoryWriter(Closing):
-    """Puts items into a :class:`TrajectoryQueue` of another process. For one thread; `close` may
-    come from another one, and then ends its waits with moolink.Closed.
+    """Puts items into a :class:`TrajectoryQueue` of another process. One thread may use it; another
+    may call `close`, which ends the first one's waits with moolink.Closed.
 
     Args:
         rpc: this peer, connected to the learner or to a peer that knows it.
@@ -89,7 +89,7 @@ class TrajectoryWriter(Closing):
             timeout: as for :meth:`put`.
 
         Raises:
-            TimeoutError: some were not accepted in time; the message tells how many.
+            TimeoutError: some were not accepted in time; the message gives their number.
             moolink.RemoteError, moolink.Closed: as :meth:`put`.
         """
         self._wait_for(0, timeout)

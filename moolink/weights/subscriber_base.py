@@ -69,8 +69,8 @@ class Following(Closing):
         """Waits for a version of at least `min_version`, and returns the current one.
 
         Args:
-            timeout: seconds to wait at most; None: as long as a publisher is connected, and for the
-                time limit of the `Rpc` once none is.
+            timeout: seconds to wait at most; None: as long as all publishers' peers are connected,
+                and for the time limit of the `Rpc` once one is not.
 
         Raises:
             TimeoutError: there was none in time; the message says why.

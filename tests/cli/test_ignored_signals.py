@@ -1,5 +1,5 @@
-"""Programs that are started with a signal ignored, as by nohup and by a script's `&`: it stays
-ignored there, and in the processes that they start."""
+"""Programs that are started with a signal ignored, as by nohup and by a script's `&`: the signal
+stays ignored there, and in the processes that they start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import PROCESS_LIMIT, until
 
 STARTED_WITH = {signal.SIGINT, signal.SIGHUP}
 
-# Prints what it ignores, and ends once the file is there.
+# Prints the signals that it ignores, and ends once the file exists.
 PEER = """
 import pathlib, signal, sys, time
 ignored = [s.name for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -27,7 +27,7 @@ while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.01)
 """
 
-# An environment whose program tells which signals it ignores, as a number of bits.
+# An environment whose program reports the signals that it ignores, as a bit mask.
 POOL = """
 import signal, subprocess, sys
 import numpy as np

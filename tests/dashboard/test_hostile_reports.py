@@ -47,7 +47,7 @@ def whole() -> dict[str, Any]:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to each part of a report."""
+    """The path to each part of a report."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(value.items())
@@ -61,7 +61,7 @@ PLACES = places(whole())
 
 @st.composite
 def lies(draw: st.DrawFn) -> str:
-    """A report of which some parts are anything."""
+    """A report with arbitrary values in some parts."""
     report = {"report": whole()}
     for place in draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=3)):
         inner: Any = report
@@ -71,12 +71,12 @@ def lies(draw: st.DrawFn) -> str:
                 inner = inner[key]
             inner[last] = draw(VALUES)
         except (TypeError, KeyError, IndexError):
-            continue  # an earlier change has taken it away
+            continue  # an earlier change has removed it
     return json.dumps(report["report"])
 
 
 def reported(*lies: str) -> Job:
-    """A job with a member that reports the truth, and one before it that lies."""
+    """A job with a member whose report is valid, and one before it whose report is not."""
     job = Job(0)
     job.view(0, {"g": ["a-liar", "good"], "other": ["good"]})
     for second, lie in enumerate([json.dumps(whole()), *lies], start=1):
@@ -123,7 +123,7 @@ def screen(job: Job, now: float) -> str:
 def test_a_lie_harms_no_other_member(lies: list[str]) -> None:
     now = len(lies) + 1.0
     lied, true = reported(*lies), reported(*[json.dumps(whole())] * len(lies))
-    # The group's leader and its rounds are its members' to tell, so "idle" is, too.
+    # The group's members report its leader and rounds, and so also "idle".
     told_of = {"state", "why", "role"}
     row, truth = row_of(lied, "good", now), row_of(true, "good", now)
     assert {k: v for k, v in row.items() if k not in told_of} == {

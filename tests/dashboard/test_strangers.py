@@ -1,4 +1,4 @@
-"""Clients without the dashboard's key: they lock no one out, and fill no log."""
+"""Clients without the dashboard's key cannot lock others out, nor fill the log."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_strangers_who_keep_connections_lock_no_one_out(
     port, count = port_of(of), 200
     kept = [connected(port, f"127.0.0.{2 + i % sources}", send) for i in range(count)]
     for i in range(20):
-        # From an address of theirs, too; and they come again.
+        # Also from the clients' own address, and repeatedly.
         assert asked(port, "127.0.0.2", of.key) == 200
         assert asked(port, "127.0.0.1", of.key, "/metrics") == 200
         kept.append(connected(port, f"127.0.0.{2 + i % sources}", send))
@@ -159,7 +159,7 @@ def test_requests_that_are_wrong_fill_no_log(
     of: NotLocal,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # No second passes, by which a line is earned.
+    # Time stands still: each second that passes would allow another line.
     limit = of.dashboard._log._limit
     limit._last = time.monotonic() + 1e6
     with caplog.at_level(logging.WARNING, "moolink"):

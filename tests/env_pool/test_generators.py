@@ -1,4 +1,4 @@
-"""Random numbers in workers: none are twins unasked, and a seed makes them repeatable."""
+"""Random numbers in workers: they differ without a seed, and a seed makes them repeatable."""
 
 import os
 import pathlib
@@ -69,7 +69,7 @@ def test_workers_draw_different_numbers_unasked():
             # A pool's two observations have the same first two rows.
             numbers = drawn[1::2, :, when, column].ravel().tolist()
             assert len(set(numbers)) == len(numbers), f"{name} gives twins: {numbers}"
-    # What a program has seeded itself is as it has seeded it.
+    # A generator that the program has seeded keeps that seed.
     assert len(set(infos["chosen"])) == 1
 
 

@@ -122,7 +122,7 @@ def test_first_and_last_observations_and_batches_of_rows_are_checked():
 
 
 class Wide(SyncVectorEnv):
-    """Observes numbers that its space's dtype does not have."""
+    """Observes numbers that its space's dtype cannot hold."""
 
     def step(self, actions):
         observations, *rest = super().step(actions)
@@ -177,7 +177,7 @@ def test_an_action_that_does_not_fit_is_refused(check, kind):
 
 
 class Telling(Observing):
-    """Tells, as an info, its own value."""
+    """Gives its own value as an info."""
 
     VALUES = (1, 0.5, np.arange(2), "text", {"a": 1}, None)
 

@@ -1,4 +1,4 @@
-"""Damaged files of data: each damage is a FileError that names the file, and nothing is loaded."""
+"""Damaged data files: each damage raises a FileError that names the file; nothing is loaded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files of text that people write: each mistake is a FileError that names file, line and what is
-expected; nothing waits for ever."""
+"""Text files that people write: each mistake raises a FileError with the file, the line and the
+expected text; nothing waits for ever."""
 
 from __future__ import annotations
 

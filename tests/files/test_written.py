@@ -13,7 +13,7 @@ import pytest
 from moolink import files
 from tests import processes, waiting
 
-# Writes to a file without an end, and tells when it has begun.
+# Writes to a file until it is killed, and reports that it has begun.
 WRITER = """
 import sys
 from moolink import files
@@ -83,7 +83,7 @@ def test_the_previous_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names(tmp_path) == ["file"]
     write(path, b"2", previous.name)
     assert (path.read_bytes(), previous.read_bytes()) == (b"2", b"1")
-    # As a writer leaves them that was killed just before its last rename.
+    # The files that a writer leaves if it is killed just before its last rename.
     previous.unlink()
     os.link(path, previous)
     write(path, b"3", previous.name)

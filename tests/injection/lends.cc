@@ -1,4 +1,4 @@
-// Lent memory: it comes back to its owner, whatever fails at either side.
+// Lent memory returns to its owner, whatever fails at either side.
 
 #include <cstring>
 #include <utility>

@@ -1,5 +1,5 @@
-"""Trees with None, empty containers, named tuples, dataclasses and registered pytrees: every walk
-takes them apart alike."""
+"""Trees with None, empty containers, named tuples, dataclasses and registered pytrees: all walks
+take them apart in the same way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Record:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Registered:
-    """As an Equinox module: its name is no leaf."""
+    """Like an Equinox module: its name is no leaf."""
 
     def __init__(self, weight: Any, name: str) -> None:
         self.weight, self.name = weight, name

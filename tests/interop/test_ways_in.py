@@ -1,5 +1,5 @@
-"""Each kind of array that is more than its elements, or has none, through each way in: the right
-values arrive, or a TypeError names its type."""
+"""Each kind of array that is more than its elements, or has none, in each function that takes
+arrays: the right values arrive, or a TypeError names its type."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def of_transform() -> Any:
     return taken[0]
 
 
-# How each is made, and the name in the error; None: its values travel.
+# A function that makes each kind, and the name in the error; None: its values arrive.
 KINDS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "plain": (plain, None),
     "parameter": (lambda: torch.nn.Parameter(plain()), None),
@@ -292,7 +292,7 @@ WAYS: dict[str, Callable[[Places, Any], Any]] = {
     "as_numpy": lambda places, value: as_numpy(value),
 }
 
-# Not what these ways are for.
+# Combinations that these functions are not meant for.
 NEVER = {
     ("parameter", "numpy"),
     ("parameter", "jax"),

@@ -1,4 +1,4 @@
-"""Lets Gymnasium's own tests meet a VectorEnv as AsyncVectorEnv; a conftest.py beside them."""
+"""Runs Gymnasium's own tests with VectorEnv as AsyncVectorEnv; a conftest.py beside them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ gymnasium.vector.AsyncVectorEnv = moolink.VectorEnv
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Marks what has to fail, and what lacks its dependency."""
+    """Marks the tests that must fail, and those that lack a dependency."""
     for item in items:
         of_theirs = "Sync" in item.name.replace("Async", "")  # their SyncVectorEnv
         if item.originalname in EXPECTED and not of_theirs:

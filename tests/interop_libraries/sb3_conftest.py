@@ -1,4 +1,4 @@
-"""Lets SB3's own tests meet a moolink.sb3.VecEnv as SubprocVecEnv; a conftest.py beside them."""
+"""Runs SB3's own tests with moolink.sb3.VecEnv as SubprocVecEnv; a conftest.py beside them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Optioned(environments.Informed):
 
 
 class Taking(gymnasium.Env):
-    """Takes actions of a space, and tells which one it took and with which options it began."""
+    """Takes actions of a space; reports the action that it took and its reset options."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     render_mode = None

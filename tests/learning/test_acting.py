@@ -126,7 +126,7 @@ def test_entries_of_an_unroll_belong_together(framework):
 
 
 def test_each_observation_counts_once_in_the_normalizer(framework):
-    """Also the last of an unroll, which is the first of the next one."""
+    """Also the last row of an unroll, which is the first of the next one."""
     env = Counting(2)
     with Acting(framework, env, normalize=True) as acting:
         for _ in range(3):

@@ -49,7 +49,7 @@ def test_trains_goes_on_and_is_evaluated(tmp_path, learner):
 
 
 def refuses_other_checkpoints(command, directory, saved):
-    """One of another network, and damaged ones, end the program with a line that says so."""
+    """A damaged checkpoint, or one of another network, ends the program with an error line."""
     name, array = next((k, v) for k, v in saved["parameters"].items() if v.ndim == 2)
     parameters = saved["parameters"] | {name: np.zeros((3, *array.shape), np.float32)}
     checkpoint.save(directory, saved | {"parameters": parameters})

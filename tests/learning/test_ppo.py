@@ -180,7 +180,7 @@ def test_a_rollout_goes_on_and_bootstraps_at_limits(module):
 
 
 class OneCutOff(Counting):
-    """A limit cuts off environment 0 alone; the other row of the last observation is undefined."""
+    """A time limit ends environment 0 only; the other row of the last observation is undefined."""
 
     def recv(self):
         step = super().recv()

@@ -1,4 +1,4 @@
-"""A thousand random programs of the library's objects, each of which ends by itself."""
+"""A thousand random programs that use the library's objects; each ends by itself."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def pair() -> Iterator[tuple[moolink.Rpc, moolink.Rpc]]:
         yield server, client
 
 
-# Each returns the calls that the threads make in turns, and the destructors make.
+# Each returns the calls that the threads make in turn, and those that the destructors make.
 
 
 def queues(server: moolink.Rpc, client: moolink.Rpc) -> list[Act]:

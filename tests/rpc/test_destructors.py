@@ -35,7 +35,7 @@ class _Cycle:
         self.me = self
 
 
-# These wait for one another, or tell whether something is in use: no code runs under them.
+# These make threads wait for one another, or mark something as in use: no code runs under them.
 NO_SECTIONS = {"rpc/queue.py", "inference/client.py"}
 
 

@@ -1,4 +1,4 @@
-"""Errors that are kept and raised again: whole, and without the frames of those who got them."""
+"""Errors that are kept and raised again: complete, and without the frames of their readers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_errors_that_refer_to_each_other_are_copied() -> None:
 
 
 class Watched:
-    """An object of which a weak reference tells whether it is gone."""
+    """An object that can be watched by a weak reference."""
 
 
 def _kept(read: Callable[[], object], kind: type[BaseException], times: int = 3) -> object:

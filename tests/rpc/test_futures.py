@@ -231,7 +231,7 @@ moolink.register(Refused, name="tests:Refused", to_state=lambda _: None, from_st
 
 
 class Watched:
-    """An object of which a weak reference tells whether it is gone."""
+    """An object that can be watched by a weak reference."""
 
 
 def _gone(act: Callable[[Watched], object]) -> bool:

@@ -42,7 +42,7 @@ step = itertools.count()
 
 
 class Program:
-    """The objects of all threads, and what a thread can do with them."""
+    """The objects of all threads, and the operations of a thread on them."""
 
     def __init__(self) -> None:
         self.objects: dict[str, list[Any]] = {}

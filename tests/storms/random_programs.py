@@ -27,7 +27,7 @@ def run(seeds: Iterable[int], at_once: int, limit: float) -> dict[int, str]:
             start_new_session=True,
         )
         try:
-            # Longer than its own limit, in case that it cannot print its stacks.
+            # Longer than the program's own limit, in case it cannot print its stacks.
             printed, _ = program.communicate(timeout=2 * limit)
         except subprocess.TimeoutExpired:
             kill_group(program.pid)

@@ -16,8 +16,8 @@ namespace {
 
 constexpr Duration kTryAgainAfter = milliseconds(100);
 constexpr Duration kHelpAfter = milliseconds(1);
-// A wait that has ended goes on after this, even if no other worker makes room: all may be blocked
-// by a lock that its handler holds.
+// A worker whose wait has ended goes on after this, even if no other worker makes room: all may be
+// blocked by a lock that its handler holds.
 constexpr Duration kResumeAfter = milliseconds(5);
 constexpr Duration kTrimEvery = seconds(10);
 constexpr Duration kSayAgainAfter = seconds(10);
@@ -76,7 +76,7 @@ void Workers::tick(Time now) {
   call_in_another();
 }
 
-// Ends the threads that were idle all the time since the last call, as after a burst of waits.
+// Ends the threads that have been idle since the last call, for example after a burst of waits.
 void Workers::trim(Time now) {
   const std::size_t needed = lent_ + limit_;
   surplus_ = threads_ > needed ? std::min(idle_low_, threads_ - needed) : 0;
@@ -208,8 +208,8 @@ bool Workers::stop(Time deadline) {
   return true;
 }
 
-// One worker always remains that does not wait: with none, tasks that would end the waits of the
-// others might stay in the queue.
+// One worker always remains that does not wait. Otherwise tasks that would end the others' waits
+// might stay in the queue.
 void Workers::begin_wait() {
   if (lent_ >= kMostWaits) refuse_wait("which is the most at once");
   const bool is_last = threads_ - lent_ <= 1 && !stopping_;
@@ -222,8 +222,8 @@ void Workers::begin_wait() {
   if (!resume_one(io::now()) && !is_last && !queue_.empty()) call_in_another();
 }
 
-// Those whose waits have ended are a limited number, too: hundreds of threads that compete for the
-// GIL would leave no time to anything else.
+// The number of workers that go on after a wait is limited, too: hundreds of threads that compete
+// for the GIL would leave no time for anything else.
 void Workers::end_wait(Engine::Lock& lock) {
   if (running() < limit_ || stopping_) {
     --lent_;
@@ -238,7 +238,7 @@ void Workers::end_wait(Engine::Lock& lock) {
   self.changed.wait(lock, [&self] { return self.goes_on; });
 }
 
-// Lets the first one whose wait has ended go on.
+// Lets the first worker whose wait has ended go on.
 bool Workers::resume_one(Time now) {
   if (resuming_.empty()) return false;
   Resuming& first = *resuming_.front();

@@ -56,8 +56,8 @@ class Workers final : public Driven {
   }
   void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
 
-  // While a worker waits inside moolink; no effect on other threads, nor inside another one.
-  // Throws Exception{error} if no worker would remain that serves, or too many wait.
+  // Exists while a worker waits inside moolink; no effect on other threads, nor inside another
+  // Lend. Throws Exception{error} if no worker would remain that serves, or too many wait.
   class Lend {
    public:
     explicit Lend(Workers& workers) MOOLINK_LOCKED;
@@ -68,7 +68,7 @@ class Workers final : public Driven {
     Lend& operator=(const Lend&) = delete;
 
    private:
-    Workers* workers_ = nullptr;  // where this has an effect
+    Workers* workers_ = nullptr;  // null: this has no effect
   };
 
   // Starts the first thread, at the beginning, so that one thread runs handlers and writes the log
@@ -124,7 +124,7 @@ class Workers final : public Driven {
   std::size_t lent_ MOOLINK_GUARDED = 0;
   std::deque<Resuming*> resuming_ MOOLINK_GUARDED;
   Time resume_at_ MOOLINK_GUARDED = kNever;
-  std::size_t idle_low_ MOOLINK_GUARDED = 0;  // the least since the last trim()
+  std::size_t idle_low_ MOOLINK_GUARDED = 0;  // lowest idle_ since the last trim()
   std::size_t surplus_ MOOLINK_GUARDED = 0;   // idle threads that are to end
   Time trim_at_ MOOLINK_GUARDED = kNever;
   bool polling_ MOOLINK_GUARDED = false;  // an idle worker polls the loop
@@ -132,7 +132,7 @@ class Workers final : public Driven {
   bool stopping_ MOOLINK_GUARDED = false;
   std::function<void(const Error&)> failed_;
   bool lacks_threads_ MOOLINK_GUARDED = false;  // and that was reported
-  Time say_again_at_ MOOLINK_GUARDED{};         // a wait that is refused may be reported
+  Time say_again_at_ MOOLINK_GUARDED{};         // from then on, a refused wait is reported
   bool forked_ = false;
 };
 

@@ -31,7 +31,7 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
   std::list<Ended> take();
 
  private:
-  // What the end of a loan needs, made in advance.
+  // The data that the end of a loan needs, made in advance.
   struct Loan;
   void end(Loan& loan) noexcept;
 

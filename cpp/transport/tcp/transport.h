@@ -103,10 +103,10 @@ class TcpTransport final : public Transport, public Owner {
   // Shared with the thread of names_, which may outlive the transport and the loop.
   struct Results {
     std::mutex mutex;
-    io::Loop* loop;  // null after the end
+    io::Loop* loop;  // null once the transport has ended
   };
   const std::shared_ptr<Results> results_;
-  // Looks up host names. The end does not wait for a name server.
+  // Looks up host names. Its destructor does not wait for a name server.
   io::TaskThread names_{"moolink names", io::TaskThread::AtEnd::leave};
   // Last member: its thread must end first.
   std::optional<io::TaskThread> tls_thread_{"moolink tls"};  // until stop()

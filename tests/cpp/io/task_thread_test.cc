@@ -55,7 +55,7 @@ TEST("a task that does not end can be left; those after it are dropped") {
     });
     thread.submit([shared] { shared->ran = true; });
     shared->begun.wait();
-  }  // would wait for ever for the first task
+  }  // with AtEnd::wait it would wait for ever for the first task
   shared->destroyed.count_down();
   shared->ended.wait();
   CHECK(!shared->ran);

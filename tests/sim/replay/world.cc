@@ -169,7 +169,7 @@ void ReplayWorld::restart() {
   ++coverage["restart"];
 }
 
-// As if the free slots had had almost as many items as they may have.
+// Sets the free slots as if they had held almost as many items as they may.
 void ReplayWorld::age(replay::TableState& state) {
   std::set<std::size_t> in_use;
   for (const replay::ItemState& item : state.items)
