@@ -67,6 +67,8 @@ struct Config {
   // Calls of one peer taken but not yet replied to: above this the peer is told to hold its calls.
   std::size_t max_running_calls = 16384;
   std::size_t max_running_bytes = std::size_t{1} << 30;
+  // Results and other messages that wait for one peer: above this its calls wait with them.
+  std::size_t max_queued_bytes = std::size_t{1} << 30;
 };
 
 // ---- actions, to be carried out in order ----
@@ -100,6 +102,13 @@ struct CreditRaised {
 // expected, and a reply would be dropped.
 struct CancelHandler {
   CallKey key;
+};
+
+// The peer does not take its results as fast as they are made: handlers of its calls that have not
+// begun must wait, from `hold` to the one that ends it.
+struct HoldHandlers {
+  Uid caller;
+  bool hold;
 };
 
 // Once for every CallId that call() or stream() returned. Of a stream: its end, after all items.
@@ -164,10 +173,10 @@ using session::MapLoan;
 using session::PassSegments;
 using session::Write;
 
-using Action =
-    std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
-                 CancelHandler, Dial, Establish, CloseConnection, AllocateGrant, FillGrant,
-                 PassSegments, MapLoan, PeerUp, PeerDown, Undelivered, Refused, Log, Closed>;
+using Action = std::variant<Write, RunHandler, Complete, StreamItem, CreditRaised, ServiceMessage,
+                            CancelHandler, HoldHandlers, Dial, Establish, CloseConnection,
+                            AllocateGrant, FillGrant, PassSegments, MapLoan, PeerUp, PeerDown,
+                            Undelivered, Refused, Log, Closed>;
 
 struct PeerInfo {
   Uid instance;

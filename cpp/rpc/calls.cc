@@ -426,6 +426,17 @@ bool Node::ignores_window(Peer& peer, std::size_t bytes) const {
          peer.bytes_since_held > kTimes * limits.send_window_bytes;
 }
 
+// Calls that arrived before this side could stop the peer are here already: WINDOW is too late for
+// them, and each may make a large result.
+void Node::balance_handlers(Peer& peer) {
+  const bool over = peer.queued_bytes > config_.max_queued_bytes;
+  const bool under = peer.queued_bytes <= config_.max_queued_bytes / 2;
+  if (over == peer.handlers_held || (peer.handlers_held && !under)) return;
+  if (mutant("handlers_stay_held") && peer.handlers_held) return;
+  actions_.push_back(HoldHandlers{peer.instance, over});
+  peer.handlers_held = over;
+}
+
 // Tells a peer with too many calls here to hold them, and to continue when half are done.
 void Node::balance_window(Time now, Peer& peer) {
   // Messages that its calls caused and that could not be sent yet count with them.

@@ -174,6 +174,7 @@ class Node {
   void stop_running(const CallKey& key, bool tell_handler);
   void stop_all_of(const Uid& caller);
   void balance_window(Time now, Peer& peer);
+  void balance_handlers(Peer& peer);
   bool ignores_window(Peer& peer, std::size_t bytes) const;
 
   // streams.cc

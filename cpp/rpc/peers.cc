@@ -71,7 +71,10 @@ void Node::settle(Time now) {
 
 void Node::settle_peer(Time now, Peer& peer) {
   do {
-    guarded(peer, [&] { balance_window(now, peer); });
+    guarded(peer, [&] {
+      balance_window(now, peer);
+      balance_handlers(peer);
+    });
     peer.session.drain(session_actions_);
     for (session::Action& action : session_actions_) {
       guarded(peer, [&] { perform(now, peer, action); });
@@ -255,6 +258,7 @@ void Node::lost(Time now, Peer& peer) {
   peer.backlog.clear();
   peer.backlog_lanes.clear();
   stop_all_of(peer.instance);
+  balance_handlers(peer);
   peer.held = false;
   if (peer.up) {
     remember(now, peer.name, {now, lost.reason.message, {}, peer.tried});

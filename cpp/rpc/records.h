@@ -87,6 +87,7 @@ struct Peer {
   std::size_t running = 0;
   std::size_t running_bytes = 0;
   bool held = false;                 // told to send no more calls
+  bool handlers_held = false;        // HoldHandlers was emitted
   std::size_t calls_since_held = 0;  // that arrived all the same
   std::size_t bytes_since_held = 0;
   std::deque<CallId> early_cancels;  // that overtook their calls

@@ -313,8 +313,28 @@ void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
   if (entry.returned && (entry.replied || entry.unwanted)) running_.erase(handling);
 }
 
+// Whether the call waits until its caller takes results again: then it runs anew.
+bool RpcPeer::hold_back(const std::shared_ptr<Function>& function, const Incoming& incoming) {
+  Tasks again;  // destroyed without the lock
+  again.push_back([self = shared_from_this(), function, incoming]() mutable {
+    self->run(function, std::move(incoming));
+  });
+  const rpc::CallKey& key = incoming.responder->key();
+  const Engine::Lock lock = context_->lock();
+  const auto handling = running_.find(key);
+  if (handling == running_.end() || handling->second.unwanted) return false;
+  if (!held_callers_.contains(key.caller)) return false;
+  handling->second.held = std::move(again);
+  return true;
+}
+
 // On a worker.
 void RpcPeer::run(const std::shared_ptr<Function>& function, Incoming incoming) {
+  if (holds_handlers_) {
+    bool held = false;
+    guard([&] { held = hold_back(function, incoming); }, [](const Error&) {});
+    if (held) return;
+  }
   const std::shared_ptr<Responder> responder = incoming.responder;
   try {
     const Frame frame(*this, function.get());

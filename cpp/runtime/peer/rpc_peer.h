@@ -215,6 +215,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     std::weak_ptr<Responder> responder;
     std::string caller;
     Time arrived{};
+    Tasks
+        held{};  // runs the handler once its caller takes results again; empty: it is not held back
     bool replied = false;
     bool unwanted = false;
     bool returned = false;
@@ -260,6 +262,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::CreditRaised& action) MOOLINK_LOCKED;
   void perform(rpc::ServiceMessage& action) MOOLINK_LOCKED;
   void perform(rpc::CancelHandler& action) MOOLINK_LOCKED;
+  void perform(rpc::HoldHandlers& action) MOOLINK_LOCKED;
   void perform(rpc::Dial& action) MOOLINK_LOCKED;
   void perform(rpc::Establish& action) MOOLINK_LOCKED {
     if (transport::Connection* connection = find(action.connection)) {
@@ -345,6 +348,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void start() MOOLINK_LOCKED;
   void reply(const rpc::CallKey& key, rpc::Reply reply) MOOLINK_LOCKED;
   void send_item(const rpc::CallKey& key, wire::Payload item) MOOLINK_UNLOCKED;
+  bool hold_back(const std::shared_ptr<Function>& function, const Incoming& incoming)
+      MOOLINK_UNLOCKED;
   void run(const std::shared_ptr<Function>& function, Incoming incoming) MOOLINK_UNLOCKED;
 
   std::shared_ptr<Context> context_;
@@ -366,6 +371,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::unordered_map<rpc::CallId, Pending> pending_ MOOLINK_GUARDED;
   std::map<std::string, std::shared_ptr<Function>> functions_ MOOLINK_GUARDED;
   HandlingOf running_ MOOLINK_GUARDED;
+  std::set<Uid> held_callers_ MOOLINK_GUARDED;  // see rpc::HoldHandlers
+  std::atomic<bool> holds_handlers_{false};     // some: workers look there under the lock only then
   ServiceRouter router_ MOOLINK_GUARDED{*this};
   DescriptorExchange descriptors_ MOOLINK_GUARDED;
   std::shared_ptr<LoanReturns> returns_;

@@ -86,6 +86,8 @@ void RpcPeer::describe_handlers(Time now, std::size_t most, const std::string& i
       line += ": streams as its caller takes items";
     } else if (handling.returned) {
       line += ": returned, its reply is deferred";
+    } else if (!handling.held.empty()) {
+      line += ": waits until its caller takes the results that wait for it";
     } else if (run.thread == 0) {
       line += ": waits for a worker or the interpreter";
     } else {

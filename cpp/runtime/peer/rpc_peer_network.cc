@@ -336,8 +336,22 @@ void RpcPeer::perform(rpc::CancelHandler& action) {
   if (found == running_.end()) return;
   record(FlightKind::stop, found->second.caller, action.key.id, "");
   if (const auto responder = found->second.responder.lock()) responder->cancel();
+  context_->workers().submit(std::move(found->second.held));
   found->second.unwanted = true;
   forget_if_over(found);
+}
+
+void RpcPeer::perform(rpc::HoldHandlers& action) {
+  if (action.hold) {
+    held_callers_.insert(action.caller);
+  } else {
+    held_callers_.erase(action.caller);
+    for (auto at = running_.lower_bound({action.caller, 0});
+         at != running_.end() && at->first.caller == action.caller; ++at) {
+      context_->workers().submit(std::move(at->second.held));
+    }
+  }
+  holds_handlers_ = !held_callers_.empty();
 }
 
 void RpcPeer::perform(rpc::Dial& action) {

@@ -57,6 +57,7 @@ Config server_config() {
   config.name = "server";
   config.max_running_calls = 10;
   config.max_running_bytes = std::size_t{1} << 20;
+  config.max_queued_bytes = std::size_t{1} << 20;
   config.max_waiting_calls = 20;
   config.limits.send_window_messages = 16;
   return config;
@@ -110,6 +111,8 @@ struct Pair {
         }
       } else if (const auto* run = std::get_if<RunHandler>(&action)) {
         running.push_back(run->key);
+      } else if (const auto* hold = std::get_if<HoldHandlers>(&action)) {
+        handlers_held.push_back(hold->hold);
       } else if (const auto* log = std::get_if<Log>(&action)) {
         logged += log->text;
       } else if (auto* complete = std::get_if<Complete>(&action)) {
@@ -157,6 +160,7 @@ struct Pair {
   bool hold_calls = false;          // of the client
   std::vector<Write> held;          // ... in order
   std::vector<CallKey> running;     // at the server, in order
+  std::vector<bool> handlers_held;  // ... each HoldHandlers
   std::string logged;               // by both
   std::size_t dialled_in_vain = 0;  // none of these is answered
   std::vector<Error> errors;
@@ -217,6 +221,31 @@ TEST("a peer that takes no replies is cut off before too many wait for it") {
   CHECK_EQ(pair.server_lost, std::string("client"));
   CHECK_EQ(replies, 16u + 20u + 1u);  // on their way, waiting, and one too many
   CHECK(pair.logged.find("'client' takes nothing") != std::string::npos);
+}
+
+TEST("handlers of a peer that takes no results are held back, until they go or it does") {
+  Pair pair(4096);
+  pair.lose_windows = true;
+  for (int i = 0; i < 40; ++i) {
+    pair.client.call(pair.now, "server", "wait", {}, seconds(60), 0);
+    pair.run();
+  }
+  pair.mute = true;
+  const auto reply = [&](std::size_t number) {
+    pair.server.reply(pair.now, pair.running[number],
+                      wire::Payload{HeapAllocator().allocate(100'000), {}});
+    pair.run();
+  };
+  // 16 are on their way: 10 wait that are not more than 1 MB together.
+  for (std::size_t i = 0; i < 26; ++i) reply(i);
+  CHECK(pair.handlers_held.empty());
+  reply(26);
+  CHECK(pair.handlers_held == std::vector{true});
+  reply(27);
+  CHECK(pair.handlers_held == std::vector{true});
+  pair.server.peer_dead(pair.now, {2, 20});
+  pair.run();
+  CHECK(pair.handlers_held == (std::vector{true, false}));
 }
 
 TEST("a stream that asks for more than 1,024 items later on is refused") {

@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
       "forget_calls_of_lost_peer",
       "forget_early_cancel",
       "window_stays_shut",
+      "handlers_stay_held",
       "drop_when_window_is_full",
       "unordered_services",
       "overtake_in_lane",

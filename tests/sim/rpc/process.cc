@@ -17,6 +17,7 @@ rpc::Config config_of(const World& world, int, const std::string& name, Uid inst
   config.host_key = host;
   config.limits = world.settings.limits;
   config.max_running_calls = 8;
+  config.max_queued_bytes = 100'000;
   return config;
 }
 

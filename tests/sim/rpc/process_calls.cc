@@ -131,6 +131,10 @@ void Process::finish_handler(CallRecord& record, const rpc::CallKey& key) {
     world_->simulation.at(paused_until, [this, &record, key] { finish_handler(record, key); });
     return;
   }
+  if (held_callers_.contains(key.caller)) {
+    held_back_.emplace(key.caller, [this, &record, key] { finish_handler(record, key); });
+    return;
+  }
   if (running_.erase(key) == 0) return;  // cancelled
   record.replied = true;
   if (record.handler_fails) {
@@ -142,6 +146,18 @@ void Process::finish_handler(CallRecord& record, const rpc::CallKey& key) {
     node_.reply(world_->simulation.now(), key, lend(record, record.caller));
   }
   act();
+}
+
+void Process::perform(rpc::HoldHandlers& action) {
+  if (action.hold) {
+    require(held_callers_.insert(action.caller).second, "handlers were held back twice");
+    ++coverage["handlers held back"];
+    return;
+  }
+  require(held_callers_.erase(action.caller) == 1, "handlers were released that were not held");
+  const auto [first, last] = held_back_.equal_range(action.caller);
+  for (auto at = first; at != last; ++at) world_->simulation.after(Duration(0), at->second);
+  held_back_.erase(first, last);
 }
 
 void Process::perform(rpc::CancelHandler& action) {

@@ -4,6 +4,7 @@
 // find each other through it. Connections stall and break, processes die and come back.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -126,6 +127,7 @@ class Process final : public Endpoint {
   void perform(rpc::CreditRaised& action);
   void perform(rpc::ServiceMessage& action);
   void perform(rpc::CancelHandler& action);
+  void perform(rpc::HoldHandlers& action);
   void perform(rpc::Dial& action);
   void perform(rpc::Establish&) {}
   void perform(rpc::CloseConnection& action);
@@ -160,6 +162,8 @@ class Process final : public Endpoint {
   OwnedMemory memory_;
   std::map<rpc::CallId, CallRecord*> calls_;
   std::map<rpc::CallKey, CallRecord*> running_;
+  std::set<Uid> held_callers_;
+  std::multimap<Uid, std::function<void()>> held_back_;  // handlers of their calls
   std::map<Uid, std::string> up_;
   std::map<Uid, Services> services_;  // with each instance
   std::map<int, Time> heard_;         // by number, but for greetings

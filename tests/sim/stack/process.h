@@ -90,6 +90,7 @@ class Process final : public Endpoint {
   void perform(rpc::CreditRaised&) {}
   void perform(rpc::ServiceMessage& action);
   void perform(rpc::CancelHandler& action);
+  void perform(rpc::HoldHandlers&) {}
   void perform(rpc::Dial& action);
   void perform(rpc::Establish&) {}
   void perform(rpc::CloseConnection& action);
