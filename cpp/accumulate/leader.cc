@@ -84,11 +84,7 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
     queue.bytes -= next.bytes;
     queue.batch -= next.contribution.batch;
     record.total += next.contribution.batch;
-    for (const auto& [name, value] : next.counters) {
-      // Counters wrap around, like all integer sums of the library.
-      record.counters[name] = static_cast<std::int64_t>(
-          static_cast<std::uint64_t>(record.counters[name]) + static_cast<std::uint64_t>(value));
-    }
+    for (const auto& [name, value] : next.counters) record.counters[name].add(value);
     record.contributions.push_back(std::move(next.contribution));
     queue_.pop_front();
   }

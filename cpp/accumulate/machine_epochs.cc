@@ -7,6 +7,7 @@
 #include "accumulate/machine.h"
 #include "base/crash_point.h"
 #include "base/mutant.h"
+#include "base/names.h"
 
 namespace moolink::accumulate {
 namespace {
@@ -251,7 +252,7 @@ void Machine::carry_out(Time now, const MemberStanding& mine) {
     const bool again = mine.refused.empty();  // it takes part again
     actions_.push_back(Failed{{.code = again ? ErrorCode::none : ErrorCode::invalid_argument,
                                .message = mine.refused,
-                               .function = config_.group}});
+                               .function = joined_names_text(config_.group)}});
   }
   refused_ = mine.refused;
   std::erase_if(held_, [this](const auto& item) {

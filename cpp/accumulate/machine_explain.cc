@@ -1,6 +1,7 @@
 // For people: the members and events that a peer waits for. Decides nothing.
 
 #include "accumulate/machine.h"
+#include "base/names.h"
 
 namespace moolink::accumulate {
 using group::joined;
@@ -31,7 +32,7 @@ std::string Machine::explain_change() const {
   const std::string epoch = " in the change to epoch " + std::to_string(epoch_);
   const std::vector<std::string> missing = names_of(missing_in_flush());
   if (missing.empty()) return "the other members" + epoch;
-  return joined(missing, "'") + epoch + ": no accumulator '" + config_.group +
+  return joined(missing, "'") + epoch + ": no accumulator '" + joined_names_text(config_.group) +
          "' answers there; every member of the group must make one of this name, and keep it as "
          "long as it is a member";
 }

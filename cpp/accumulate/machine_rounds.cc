@@ -7,6 +7,7 @@
 #include "base/crash_point.h"
 #include "base/format.h"
 #include "base/mutant.h"
+#include "base/names.h"
 
 namespace moolink::accumulate {
 namespace {
@@ -27,8 +28,8 @@ constexpr std::uint64_t kMostBehind = 4096;
 
 void Machine::set_model_version(std::uint64_t version) {
   if (standing_ == Standing::complete && version != user_version_) {
-    refuse("group '" + config_.group + "' is at version " + std::to_string(user_version_) +
-           " already: a model's version is set before connect()");
+    refuse("group '" + joined_names_text(config_.group) + "' is at version " +
+           std::to_string(user_version_) + " already: a model's version is set before connect()");
   }
   user_version_ = version;
 }
@@ -101,7 +102,7 @@ void Machine::watch_settings() {
   if (std::exchange(settings_refused_, true)) return;
   actions_.push_back(Failed{{.code = ErrorCode::invalid_argument,
                              .message = "for " + in_seconds(config_.settings_timeout) + " " + text,
-                             .function = config_.group}});
+                             .function = joined_names_text(config_.group)}});
 }
 
 std::uint64_t Machine::offer(Time now, Buffer bucket, std::int64_t batch, Counters counters,

@@ -22,9 +22,27 @@ inline constexpr std::uint32_t kMostParallel = 256;  // rounds under way
 
 inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 40;  // sums of many fit 64 bits
 
-// Integers summed exactly with each round (steps, episodes).
+// Integers of one contribution (steps, episodes), summed exactly with each round.
 using Counters = std::map<std::string, std::int64_t>;
-// Of one contribution. A round has the counters of all its contributions.
+
+// A sum of such integers. 64 bits do not hold every one, 128 do: in two's complement.
+struct CounterSum {
+  std::int64_t high = 0;
+  std::uint64_t low = 0;
+
+  void add(std::int64_t value) {
+    const std::uint64_t before = low;
+    low += static_cast<std::uint64_t>(value);
+    high += (value < 0 ? -1 : 0) + (low < before ? 1 : 0);
+  }
+  bool fits_64_bits() const { return high == (static_cast<std::int64_t>(low) < 0 ? -1 : 0); }
+
+  bool operator==(const CounterSum&) const = default;
+
+  auto fields() { return std::tie(high, low); }
+};
+using CounterSums = std::map<std::string, CounterSum>;
+
 inline constexpr std::size_t kMostCounters = 256;
 inline constexpr std::size_t kLongestCounterName = 256;  // bytes
 
@@ -46,7 +64,7 @@ struct RoundRecord {
   std::uint64_t round = 0;  // the model version it leads to
   std::uint64_t epoch = 0;  // in which it was cut
   std::int64_t total = 0;   // sum of the batch sizes, at least the virtual batch size
-  Counters counters;
+  CounterSums counters;
   std::vector<Contribution> contributions;  // in order of arrival at the leader
 
   bool operator==(const RoundRecord&) const = default;

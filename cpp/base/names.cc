@@ -1,10 +1,14 @@
 #include "base/names.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace moolink {
 
 namespace {
+
+constexpr char kBetweenNames = '\x1f';  // a control character: no name contains it
 
 // The position of the first control character of UTF-8, npos if none: U+0000 to U+001F, U+007F, and
 // U+0080 to U+009F, which terminals obey too.
@@ -36,6 +40,20 @@ void check_name(std::string_view what, const std::string& name) {
   throw Exception(ErrorCode::invalid_argument, std::string(what) + " has 1 to " +
                                                    std::to_string(kMaxName) +
                                                    " bytes and no control characters");
+}
+
+std::string join_names(std::initializer_list<std::string_view> names) {
+  std::string joined;
+  for (const std::string_view name : names) {
+    if (!joined.empty()) joined += kBetweenNames;
+    joined += name;
+  }
+  return joined;
+}
+
+std::string joined_names_text(std::string joined) {
+  std::ranges::replace(joined, kBetweenNames, '/');
+  return joined;
 }
 
 }  // namespace moolink

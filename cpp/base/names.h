@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -14,5 +15,9 @@ bool is_name(std::string_view text);
 std::string in_one_line(std::string text);
 // Throws Exception{invalid_argument} unless it is a name. `what` describes it: "a peer's name".
 void check_name(std::string_view what, const std::string& name);
+// One text for several names, and a different one for every other list of names.
+std::string join_names(std::initializer_list<std::string_view> names);
+// Such a text for a message to the user: "group/accumulator".
+std::string joined_names_text(std::string joined);
 
 }  // namespace moolink

@@ -58,6 +58,11 @@ std::pair<wire::Payload, wire::Payload> split(const wire::Payload& state) {
   return {std::move(model), std::move(others)};
 }
 
+nb::object integer(const accumulate::CounterSum& sum) {
+  if (sum.fits_64_bits()) return nb::int_(static_cast<std::int64_t>(sum.low));
+  return (nb::int_(sum.high) << nb::int_(64)) | nb::int_(sum.low);
+}
+
 // The core of moolink's accumulators: flat buckets in, flat results out.
 class PyAccumulator : public runtime::AccumulatorPeer {
  public:
@@ -160,7 +165,7 @@ class PyAccumulator : public runtime::AccumulatorPeer {
   nb::dict stats_dict() {
     const auto stats = without_gil([this] { return AccumulatorPeer::stats(); });
     nb::dict counters;
-    for (const auto& [name, value] : stats.record.counters) counters[name.c_str()] = value;
+    for (const auto& [name, sum] : stats.record.counters) counters[name.c_str()] = integer(sum);
     nb::list lost;
     for (const accumulate::Contribution& contribution : stats.lost) {
       lost.append(nb::make_tuple(contribution.name, contribution.k));

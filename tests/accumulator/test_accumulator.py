@@ -38,6 +38,27 @@ def test_mean_is_weighted_by_batch_size(make: Make) -> None:
         assert not peer.has_gradients()
 
 
+def test_counters_do_not_wrap_around(make: Make) -> None:
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", m) for i, m in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(2)
+    connect(peers)
+    for peer, model in zip(peers, models, strict=True):
+        for p in model:
+            p.grad = torch.ones_like(p)
+        peer.reduce_gradients(1, counters={"up": 2**62, "down": -(2**63), "few": -1})
+
+    def delivered() -> bool:
+        pump(peers)
+        return all(peer.has_gradients() for peer in peers)
+
+    until(delivered, "a round")
+    for peer in peers:
+        counters = peer.get_gradient_stats()["counters"]
+        assert counters == {"up": 2**63, "down": -(2**64), "few": -2}
+
+
 def test_newcomer_gets_the_model_and_the_state(make: Make) -> None:
     first = parameters(7.0)
     buffer = torch.arange(3.0)

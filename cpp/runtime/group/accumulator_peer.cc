@@ -22,12 +22,12 @@ std::uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& scope,
+accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& group,
                                            const AccumulatorPeer::Options& options,
                                            const BucketLayout& bucket) MOOLINK_LOCKED {
   check_name("an accumulator's name", options.name);
   accumulate::Machine::Config config;
-  config.group = scope;
+  config.group = join_names({group, options.name});
   config.instance = rpc.instance();
   config.name = rpc.node().name();
   config.role = options.role;
@@ -51,7 +51,7 @@ AccumulatorPeer::AccumulatorPeer(const Engine::Lock& /*held*/, std::shared_ptr<G
       layout_(options.sections),
       kept_{rpc_->context()->pool().keep_one(layout_.bytes),
             rpc_->context()->lending().keep_one(layout_.bytes)},
-      machine_(machine_config(*rpc_, scope_, options, layout_)),
+      machine_(machine_config(*rpc_, group_->name(), options, layout_)),
       moved_at_(io::now()),
       called_at_(moved_at_) {
   if (layout_.bytes == 0) {
@@ -61,7 +61,7 @@ AccumulatorPeer::AccumulatorPeer(const Engine::Lock& /*held*/, std::shared_ptr<G
   }
   group_->check_role(options.role);
   const Time now = io::now();
-  register_services();
+  register_services(options.name);
   driven_ = rpc_->context()->engine().add(*this);
   try {
     group_->add(now, *this, options.role);
@@ -74,10 +74,11 @@ AccumulatorPeer::AccumulatorPeer(const Engine::Lock& /*held*/, std::shared_ptr<G
 
 AccumulatorPeer::~AccumulatorPeer() { close(); }
 
-void AccumulatorPeer::register_services() {
+void AccumulatorPeer::register_services(const std::string& name) {
+  const std::string& group = group_->name();
   for (const rpc::Service service : {rpc::Service::accumulate, rpc::Service::snapshot}) {
     routed_.push_back(rpc_->router().route(
-        service, scope_, group_->name(),
+        service, join_names({group, name}), group,
         [this, service](const Uid& from, const wire::Payload& payload) MOOLINK_LOCKED {
           const Time now = io::now();
           group_->event_from([&]() MOOLINK_LOCKED {
@@ -87,8 +88,9 @@ void AccumulatorPeer::register_services() {
         }));
   }
   runner_ = std::make_shared<OperationRunner>(
-      rpc_, group_->name(), "rounds:" + scope_,
-      OperationRunner::Segment{"segments:" + scope_, "rounds", rpc::Service::accumulate},
+      rpc_, group, join_names({"rounds", group, name}),
+      OperationRunner::Segment{join_names({"segments", group, name}), "rounds",
+                               rpc::Service::accumulate},
       OperationRunner::Events{
           {},
           [this](collective::Engine::Done done) MOOLINK_LOCKED { section_done(std::move(done)); },

@@ -143,9 +143,9 @@ class AccumulatorPeer : public Driven, private ViewObserver {
   struct Reduction {
     std::uint64_t epoch = 0;
     std::uint64_t round = 0;
-    std::vector<Buffer> sections;
     std::size_t missing = 0;  // sections; 0: it is over
-    MutableBuffer whole;      // if it uses shared memory: the sections are parts of it
+    MutableBuffer whole;  // whose parts the sections are; empty: there is but one, over messages
+    Buffer only;          // that one
   };
 
   void new_view(Time now, const group::SharedView& view) MOOLINK_LOCKED override;
@@ -154,7 +154,7 @@ class AccumulatorPeer : public Driven, private ViewObserver {
     machine_.session_lost(instance);
   }
   void refused() MOOLINK_LOCKED override { wake(); }
-  void register_services() MOOLINK_LOCKED;
+  void register_services(const std::string& name) MOOLINK_LOCKED;
   Engine::Lock lock_open() MOOLINK_TAKES_LOCK;
   void look(Time now) MOOLINK_LOCKED;
   void remind(Time now) MOOLINK_LOCKED;
@@ -202,14 +202,14 @@ class AccumulatorPeer : public Driven, private ViewObserver {
                          const MutableBuffer& whole) MOOLINK_LOCKED;
   void fail_reductions(const Error& error) MOOLINK_LOCKED;
   void section_done(collective::Engine::Done done) MOOLINK_LOCKED;
-  void finish(Reduction& reduction) MOOLINK_LOCKED;
+  void finish(const Reduction& reduction) MOOLINK_LOCKED;
   void offer_bucket(std::int64_t batch, accumulate::Counters counters, Buffer bucket,
                     const std::shared_ptr<Progress>& progress) MOOLINK_LOCKED;
   void wake() MOOLINK_LOCKED;
 
   std::shared_ptr<GroupPeer> group_;
   std::shared_ptr<RpcPeer> rpc_;
-  const std::string scope_;
+  const std::string scope_;  // "group/name", for messages to the user
   const BucketLayout layout_;
   // Keep a result's and a bucket's memory for the next round.
   std::array<std::shared_ptr<void>, 2> kept_ MOOLINK_GUARDED;
@@ -217,9 +217,7 @@ class AccumulatorPeer : public Driven, private ViewObserver {
   std::vector<std::shared_ptr<void>> routed_ MOOLINK_GUARDED;
   Listed<Driven> driven_ MOOLINK_GUARDED;
   std::shared_ptr<OperationRunner> runner_ MOOLINK_GUARDED;
-  // Each with the index of its section.
-  std::map<collective::OpId, std::pair<std::shared_ptr<Reduction>, std::size_t>> operations_
-      MOOLINK_GUARDED;
+  std::map<collective::OpId, std::shared_ptr<Reduction>> operations_ MOOLINK_GUARDED;
   Seen seen_;
   std::optional<std::uint64_t> shown_
       MOOLINK_GUARDED;  // the round that the user got and has not applied

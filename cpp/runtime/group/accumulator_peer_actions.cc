@@ -1,7 +1,6 @@
 // Carries out the actions of an accumulator's machine, above all its reductions.
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -62,12 +61,15 @@ void AccumulatorPeer::perform(Time, Machine::Log& action) {
 
 void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
   const std::size_t sections = layout_.sections.size();
-  const auto reduction = std::make_shared<Reduction>(
-      Reduction{action.epoch, action.round, std::vector<Buffer>(sections), sections, {}});
-  if (action.shared != 0) reduction->whole = rpc_->context()->pool().allocate(layout_.bytes);
+  const auto reduction =
+      std::make_shared<Reduction>(Reduction{action.epoch, action.round, sections, {}, {}});
+  // Every section is reduced into its place: no copy of the model at the end, under the lock.
+  if (action.shared != 0 || sections > 1) {
+    reduction->whole = rpc_->context()->pool().allocate(layout_.bytes);
+  }
   try {
     for (std::size_t index = 0; index < sections; ++index) {
-      operations_[start(action, index, reduction->whole)] = {reduction, index};
+      operations_[start(action, index, reduction->whole)] = reduction;
     }
   } catch (...) {
     reduction->missing = 0;
@@ -95,10 +97,8 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
   options.number = action.round * sections + index;
   options.written = action.written;
   options.written.offset = offset;
-  if (action.shared != 0) {
-    options.shared = (action.shared - 1) * sections + index + 1;
-    options.output = whole.slice(offset, section.bytes());
-  }
+  if (action.shared != 0) options.shared = (action.shared - 1) * sections + index + 1;
+  if (!whole.empty()) options.output = whole.slice(offset, section.bytes());
   return runner_->engine().start("round", std::move(spec), std::move(inputs), std::move(options));
 }
 
@@ -106,16 +106,15 @@ collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size
 // of this epoch fail here, and the leader starts a change of epoch.
 void AccumulatorPeer::fail_reductions(const Error& error) {
   runner_->leave_segment();
-  for (const auto& [op, section] : std::exchange(operations_, {})) {
-    Reduction& failed = *section.first;
-    if (std::exchange(failed.missing, 0) != 0) not_reduced(failed, error);
+  for (const auto& [op, failed] : std::exchange(operations_, {})) {
+    if (std::exchange(failed->missing, 0) != 0) not_reduced(*failed, error);
   }
 }
 
 void AccumulatorPeer::section_done(collective::Engine::Done done) {
   const auto operation = operations_.extract(done.op);
   if (operation.empty()) return;
-  Reduction& reduction = *operation.mapped().first;
+  Reduction& reduction = *operation.mapped();
   if (reduction.missing == 0) return;
   if (done.error) {
     reduction.missing = 0;
@@ -123,23 +122,15 @@ void AccumulatorPeer::section_done(collective::Engine::Done done) {
     if (done.error.code != ErrorCode::group_changed) not_reduced(reduction, done.error);
     return;
   }
-  reduction.sections[operation.mapped().second] = std::move(done.tensor);
+  reduction.only = std::move(done.tensor);
   if (--reduction.missing != 0) return;
   guard([&]() MOOLINK_LOCKED { finish(reduction); },
         [&](const Error& error) MOOLINK_LOCKED { not_reduced(reduction, error); });
 }
 
-void AccumulatorPeer::finish(Reduction& reduction) {
-  MutableBuffer& whole = reduction.whole;
-  if (whole.empty() && reduction.sections.size() > 1) {
-    whole = rpc_->context()->pool().allocate(layout_.bytes);
-    for (std::size_t index = 0; index < reduction.sections.size(); ++index) {
-      const Buffer& section = reduction.sections[index];
-      std::memcpy(whole.data() + layout_.offsets[index], section.data(), section.size());
-    }
-  }
-  const bool exclusive = !whole.empty();
-  const Buffer result = exclusive ? Buffer(whole) : reduction.sections.front();
+void AccumulatorPeer::finish(const Reduction& reduction) {
+  const bool exclusive = !reduction.whole.empty();
+  const Buffer result = exclusive ? Buffer(reduction.whole) : reduction.only;
   const Time now = io::now();
   machine_.reduced(now, reduction.epoch, reduction.round, result, exclusive);
   carry_out(now);

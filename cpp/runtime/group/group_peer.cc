@@ -65,8 +65,9 @@ void GroupPeer::register_services() {
         carry_out(now);
       });
   runner_ = std::make_shared<OperationRunner>(
-      rpc_, name_, "group:" + name_,
-      OperationRunner::Segment{"segment:" + name_, "collectives", rpc::Service::collective},
+      rpc_, name_, join_names({"group", name_}),
+      OperationRunner::Segment{join_names({"segment", name_}), "collectives",
+                               rpc::Service::collective},
       OperationRunner::Events{
           [this](collective::Engine::Combine asked) MOOLINK_LOCKED { combine(std::move(asked)); },
           [this](collective::Engine::Done ended) MOOLINK_LOCKED { done(std::move(ended)); },

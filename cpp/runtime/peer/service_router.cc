@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/names.h"
 #include "group/messages.h"
 #include "runtime/peer/rpc_peer.h"
 #include "wire/archive.h"
@@ -40,9 +41,9 @@ std::shared_ptr<void> ServiceRouter::route(rpc::Service service, const std::stri
   auto remove = [this, key = std::pair(service, scope)](void*) { routes_.erase(key); };
   if (!routes_.emplace(std::pair(service, scope), Destination{group, std::move(route)}).second) {
     throw Exception(ErrorCode::invalid_argument,
-                    scope == kBroker
-                        ? "this Rpc already has a broker"
-                        : "this Rpc already has a group or accumulator called '" + scope + "'");
+                    scope == kBroker ? "this Rpc already has a broker"
+                                     : "this Rpc already has a group or accumulator called '" +
+                                           joined_names_text(scope) + "'");
   }
   return {this, std::move(remove)};  // which also runs if there is no memory for the result
 }

@@ -1,5 +1,7 @@
 #include "accumulate/leader.h"
 
+#include <limits>
+
 #include "check.h"
 
 namespace {
@@ -37,8 +39,25 @@ TEST("leader: a round is the shortest prefix of the offers that reaches the virt
   CHECK_EQ(round->round, std::uint64_t{11});
   CHECK_EQ(round->total, std::int64_t{9});
   CHECK_EQ(round->contributions.size(), std::size_t{3});
-  CHECK_EQ(round->counters.at("steps"), std::int64_t{91});
+  CHECK(round->counters.at("steps") == (CounterSum{0, 91}));
   CHECK_EQ(leader.queued().size(), std::size_t{1});
+}
+
+TEST("leader: a sum of counters does not wrap around where 64 bits do") {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  Leader leader = make_leader();
+  leader.offer(kA, {1, 0, {{"up", kMost}, {"down", kLeast}, {"back", kMost}, {"few", -3}}});
+  leader.offer(kB, {1, 0, {{"up", kMost}, {"down", kLeast}, {"back", kLeast}, {"few", 1}}});
+  leader.offer(kA, {2, 8, {{"up", 2}, {"down", -1}, {"back", 1}}});
+  const auto round = leader.cut(8);
+  CHECK(round.has_value());
+  CHECK(round->counters.at("up") == (CounterSum{1, 0}));                     // 2^64
+  CHECK(round->counters.at("down") == (CounterSum{-2, ~std::uint64_t{0}}));  // -2^64 - 1
+  CHECK(round->counters.at("back") == (CounterSum{0, 0}));
+  CHECK(round->counters.at("few") == (CounterSum{-1, ~std::uint64_t{0} - 1}));  // -2
+  CHECK(!round->counters.at("up").fits_64_bits() && !round->counters.at("down").fits_64_bits());
+  CHECK(round->counters.at("back").fits_64_bits() && round->counters.at("few").fits_64_bits());
 }
 
 TEST("leader: the same contribution is not queued twice, an observer's not at all") {

@@ -73,4 +73,12 @@ TEST("names: control characters of one byte and of two are none, and shown as on
   CHECK_EQ(in_one_line("\xc2"), std::string("\xc2"));
 }
 
+TEST("names: lists of names that differ are joined to texts that differ") {
+  const auto join = [](auto... names) { return join_names({names...}); };
+  CHECK(join("a/b", "c") != join("a", "b/c"));
+  CHECK(join("segments:a", "b") != join("segments", "a", "b"));
+  CHECK(join("a", "b") == join("a", "b"));
+  CHECK_EQ(joined_names_text(join("a/b", "c")), std::string("a/b/c"));
+}
+
 }  // namespace moolink

@@ -71,7 +71,7 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
   std::vector<std::int64_t> sum(elements_);
   std::int64_t total = 0;
   std::int64_t before_last = -1;
-  Counters counters;
+  accumulate::CounterSums counters;
   std::set<Key> seen;
   for (const auto& contribution : record.contributions) {
     const Key key{contribution.instance, contribution.k};
@@ -82,7 +82,7 @@ void Registry::check(std::uint64_t node, const accumulate::Round& round) const {
     require(times_in(node, key) == 0, name + text(key) + " was in an earlier round");
     before_last = total;
     total += contribution.batch;
-    for (const auto& [counter, value] : known->second.counters) counters[counter] += value;
+    for (const auto& [counter, value] : known->second.counters) counters[counter].add(value);
     if (contribution.batch == 0) continue;
     const auto [element, value] = one_hot(key, elements_);
     sum[element] += value;
