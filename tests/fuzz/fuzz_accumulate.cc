@@ -198,7 +198,7 @@ std::vector<Bytes> seeds() {
     const Buffer bytes = wire::encode(Envelope{"g", 1, std::move(message)});
     made_up.byte(1).byte(7).bytes(bytes.span()).byte(0).byte(0).byte(0).byte(0).byte(0).byte(9);
   };
-  RoundRecord record{8, 1, 1, {{"steps", 1}}, {{id_of(0), "p0", 1, 1, 7}}};
+  RoundRecord record{8, 1, 1, {{"steps", {0, 1}}}, {{id_of(0), "p0", 1, 1, 7}}};
   say(Offer{1, 1, {{"steps", 1}}, 7});
   say(Cut{record, 0});
   say(Have{8, 8, true});
