@@ -19,6 +19,7 @@ constexpr double kLookForSignals = 0.05;  // seconds
 // Collections of the youngest objects that are put off in succession before a full collection:
 // the interpreter's own ratio of the two.
 constexpr int kMostPutOff = 100;
+constexpr int kOldest = 2;  // generation
 
 struct OfThread {
   bool collects = false;
@@ -28,7 +29,7 @@ struct OfThread {
 };
 thread_local OfThread of_thread;
 
-int put_off = 0;  // collections since the last one that took place; guarded by the GIL
+int put_off = 0;  // collections since the last full one; guarded by the GIL
 
 struct Functions {
   nb::object freeze, unfreeze, get_freeze_count, collect, callbacks, callback;
@@ -41,10 +42,11 @@ Functions& functions() {
 
 // The collector skips frozen objects, so it finds nothing. Freezing and unfreezing move lists, not
 // objects. Unfrozen objects are in the oldest generation, which is collected rarely.
-void collection_begins() {
+void collection_begins(int generation) {
   of_thread.collects = true;
   if (of_thread.locks == 0) {
-    put_off = 0;
+    // Only a full collection finds what others put off: they moved it to the oldest generation.
+    if (generation == kOldest) put_off = 0;
     return;
   }
   const Functions& gc = functions();
@@ -57,7 +59,8 @@ void collection_begins() {
 
 void collection_ends() {
   of_thread.collects = false;
-  if (std::exchange(of_thread.puts_off, false)) functions().unfreeze();
+  if (!std::exchange(of_thread.puts_off, false)) return;
+  if (const Functions& gc = functions(); gc.unfreeze.is_valid()) gc.unfreeze();
 }
 
 // Objects that the destructors drop in turn go to a new list.
@@ -79,9 +82,9 @@ void watch_collector() {
   own.get_freeze_count = gc.attr("get_freeze_count");
   own.collect = gc.attr("collect");
   own.callbacks = gc.attr("callbacks");
-  own.callback = nb::cpp_function([](const nb::str& phase, nb::handle) {
+  own.callback = nb::cpp_function([](const nb::str& phase, const nb::dict& info) {
     if (phase.c_str() == std::string_view("start")) {
-      collection_begins();
+      collection_begins(nb::cast<int>(info["generation"]));
     } else {
       collection_ends();
     }
@@ -147,16 +150,17 @@ void PyLock::require_held() const {
 
 void PyLock::release() {
   require_held();
-  if (--depth_ > 0) return;
-  let_go();
-  if (of_thread.locks > 0) return;
-  drop_now();
-  collect_what_was_put_off();
+  if (--depth_ == 0) release_all();
 }
 
 std::size_t PyLock::release_all() {
   require_held();
-  return let_go();
+  const std::size_t depth = let_go();
+  if (of_thread.locks == 0) {
+    drop_now();
+    collect_what_was_put_off();
+  }
+  return depth;
 }
 
 void PyLock::acquire_again(std::size_t depth) {
@@ -190,9 +194,9 @@ std::size_t PyLock::let_go() {
 void bind_collector(nb::module_& m) {
   nb::class_<PyLock>(
       m, "Lock",
-      "As threading.RLock, except that a thread that holds one collects no garbage: no destructor "
-      "of the program can run there and wait for the lock, or for a thread that does. It also "
-      "works with threading.Condition.")
+      "As threading.RLock, except that a thread that holds one collects no garbage, unless the "
+      "program has frozen objects (gc.freeze): no destructor of the program can run there and wait "
+      "for the lock, or for a thread that does. It also works with threading.Condition.")
       .def(nb::init<>())
       .def("acquire", &PyLock::acquire, nb::arg("blocking") = true, nb::arg("timeout") = -1.0,
            "Returns whether the lock is held now; `timeout` in seconds, negative for none.")

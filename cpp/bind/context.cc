@@ -206,7 +206,9 @@ void close_at_exit(const std::shared_ptr<runtime::RpcPeer>& peer) {
 }
 
 void close_soon(const std::shared_ptr<runtime::RpcPeer>& peer) {
-  if (exiting || peer->closed() || peer->context()->abandoned()) return peer->close();
+  if (exiting || peer->closed() || peer->context()->abandoned()) {
+    return without_gil([&] { peer->close(); });
+  }
   const auto promise = std::make_shared<std::promise<void>>();
   const std::shared_future<void> closed = promise->get_future().share();
   auto& closing = defaults().closing;

@@ -50,6 +50,7 @@ void Outgoing::begin_attempt() {
   lending = Lending::unasked;
   for (LargePart& part : large) part = {part.part, LargePart::State::waiting, 0};
   to_ask.clear();
+  next_to_ask = 0;
   to_stream = {};
   has_turn = false;
 }

@@ -60,7 +60,8 @@ struct Outgoing {
   std::vector<LargePart> large;
   // Of this attempt, as indices into `large`: parts for which a grant is still to be requested, and
   // parts to stream, lowest index first. No search for parts: a message may have 65,536.
-  std::deque<std::size_t> to_ask;
+  std::vector<std::size_t> to_ask;
+  std::size_t next_to_ask = 0;  // the first of them that is left
   std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> to_stream;
   bool has_turn = false;  // the message's number is among the turns of its connection
   // Whether the connection can lend its parts: asked once per attempt.
@@ -76,7 +77,8 @@ struct Outgoing {
     return part == wire::kBodyPart ? message.payload.body : message.payload.parts[part];
   }
   LargePart* find_large(std::uint32_t part);
-  bool has_unsent() const { return !to_ask.empty() || !to_stream.empty(); }
+  bool has_to_ask() const { return next_to_ask < to_ask.size(); }
+  bool has_unsent() const { return has_to_ask() || !to_stream.empty(); }
   void stream(LargePart& part) {
     part.state = LargePart::State::streaming;
     to_stream.push(static_cast<std::size_t>(&part - large.data()));

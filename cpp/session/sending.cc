@@ -158,10 +158,11 @@ void Session::write_parts(Link& link) {
 
 // Writes a chunk of the first part that may be written now, or asks for its grant. False: none may.
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  const bool may_ask = !outgoing.to_ask.empty() && link.grants_asked < kGrantsAsked;
+  const bool may_ask = outgoing.has_to_ask() && link.grants_asked < kGrantsAsked;
   const bool may_stream = !outgoing.to_stream.empty() && link.chunks_queued < kChunksQueued;
   if (!may_ask && !may_stream) return false;
-  if (may_ask && (!may_stream || outgoing.to_ask.front() < outgoing.to_stream.top())) {
+  if (may_ask &&
+      (!may_stream || outgoing.to_ask[outgoing.next_to_ask] < outgoing.to_stream.top())) {
     ask_for_grant(link, seq, outgoing);
   } else {
     write_chunk(link, seq, outgoing);
@@ -170,8 +171,7 @@ bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
 }
 
 void Session::ask_for_grant(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  LargePart& part = outgoing.large[outgoing.to_ask.front()];
-  outgoing.to_ask.pop_front();
+  LargePart& part = outgoing.large[outgoing.to_ask[outgoing.next_to_ask++]];
   part.state = LargePart::State::asked;
   ++link.grants_asked;
   const std::size_t size = outgoing.bytes_of(part.part).size();

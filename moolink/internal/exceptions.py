@@ -19,30 +19,55 @@ E = TypeVar("E", bound=BaseException)
 def copied(error: E) -> E:
     """Returns an exception of the same type, arguments, attributes, notes, cause and context, none
     of which has a traceback."""
-    return _copied(error, {})
+    # A loop, because a program that retries can chain more errors than Python's stack has frames.
+    copies: dict[int, BaseException] = {}
+    waiting: list[BaseException] = [error]
+    originals: list[BaseException] = []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in copies:
+            continue
+        copies[id(one)] = _bare_copy(one)
+        originals.append(one)
+        waiting += [x for x in (one.__cause__, one.__context__) if x is not None]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
+    grouped: set[int] = set()
+    for one in originals:
+        if isinstance(one, BaseExceptionGroup):
+            _regroup(one, copies, grouped)
+    for one in originals:
+        new, cause, context = copies[id(one)], one.__cause__, one.__context__
+        new.__cause__ = None if cause is None else copies[id(cause)]
+        new.__context__ = None if context is None else copies[id(context)]
+        new.__suppress_context__ = one.__suppress_context__
+    return copies[id(error)]  # type: ignore[return-value]
 
 
-def _copied(error: E, done: dict[int, BaseException]) -> E:
+def _regroup(
+    error: BaseExceptionGroup[BaseException], copies: dict[int, BaseException], done: set[int]
+) -> None:
+    """Makes the copy of a group hold the copies of its exceptions."""
     if id(error) in done:
-        return done[id(error)]  # type: ignore[return-value]
-    new = done[id(error)] = _bare_copy(error)
-    cause, context = error.__cause__, error.__context__
-    new.__cause__ = None if cause is None else _copied(cause, done)
-    new.__context__ = None if context is None else _copied(context, done)
-    new.__suppress_context__ = error.__suppress_context__
-    if isinstance(error, BaseExceptionGroup):
-        # Its exceptions are part of it: a group of copies, with the attributes of this one.
-        parts = [_copied(part, done) for part in error.exceptions]
-        group = error.derive(parts)
-        if type(group) is type(error):
-            group.__dict__.update(new.__dict__)
-            group.__cause__, group.__context__ = new.__cause__, new.__context__
-            group.__suppress_context__ = new.__suppress_context__
-            return group  # type: ignore[return-value]
-    return new
+        return
+    done.add(id(error))
+    for part in error.exceptions:
+        if isinstance(part, BaseExceptionGroup):
+            _regroup(part, copies, done)
+    group = error.derive([copies[id(part)] for part in error.exceptions])
+    if type(group) is type(error):
+        group.__dict__.update(copies[id(error)].__dict__)
+        copies[id(error)] = group
 
 
 def _bare_copy(error: E) -> E:
+    new = _without_traceback(error)
+    if "__notes__" in new.__dict__:  # a list, to which add_note of the copy appends
+        new.__notes__ = list(new.__notes__)
+    return new
+
+
+def _without_traceback(error: E) -> E:
     # The exception's own copy method knows members that are not attributes, such as an OSError's.
     # The constructor that it calls may need other arguments than `args`, or change them.
     with contextlib.suppress(Exception):

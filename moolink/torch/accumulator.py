@@ -287,7 +287,8 @@ class Accumulator(AccumulatorBase):
             )
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        """The gradients of the reduced parameters; other threads may replace `.grad` meanwhile."""
+        """The gradients of the reduced parameters. The list owns them, so other threads may replace
+        `.grad` from now on. torch itself allows no replacement while `.grad` is read."""
         return [parameter.grad for parameter in self._reduced]
 
     def _validate(self) -> None:

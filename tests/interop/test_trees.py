@@ -193,21 +193,34 @@ def test_jax_parameters_with_holes_train(group: moolink.Group, parameters: Any) 
         assert jnp.allclose(leaf, 0.9)
 
 
-def test_torch_gradients_that_are_replaced_meanwhile(group: moolink.Group) -> None:
-    """A thread takes gradients away, and their memory is used again, while they are summed."""
+def test_torch_gradients_that_are_replaced_meanwhile(
+    group: moolink.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread takes gradients away, and their memory is used again, while they are summed. It does
+    not do so while Python reads `.grad`: torch 2.13 allows no replacement then."""
     import threading
 
     parameters = [torch.ones(1 << 18, requires_grad=True) for _ in range(4)]
-    stop = threading.Event()
+    stop, python_reads = threading.Event(), threading.RLock()
 
     def take_away() -> None:
-        while not stop.is_set():
+        while not stop.wait(0):
             for parameter in parameters:
-                parameter.grad = None
-                parameter.grad = torch.full((1 << 18,), 2.0)
+                with python_reads:
+                    parameter.grad = None
+                    parameter.grad = torch.full((1 << 18,), 2.0)
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            with python_reads:
+                return method(*arguments)
+
+        return call
 
     thread = threading.Thread(target=take_away)
     with moolink.Accumulator("torch", parameters, group=group) as accumulator:
+        for name in ("_gradients", "_ends_gradients", "_show", "_clear"):
+            monkeypatch.setattr(accumulator, name, guarded(getattr(accumulator, name)))
         accumulator.set_virtual_batch_size(1)
         thread.start()
         try:

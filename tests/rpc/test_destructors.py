@@ -70,6 +70,20 @@ def test_collections_that_are_put_off_are_made_up_for() -> None:
     assert gone() is None
 
 
+def test_collections_without_a_lock_do_not_hide_those_put_off() -> None:
+    """A collection that is put off moves garbage to the oldest generation, which a collection of a
+    younger one does not look at."""
+    lock = Lock()
+    with lock:
+        gone = weakref.ref(_Cycle())
+        gc.collect(0)
+    for _ in range(100):
+        with lock:
+            gc.collect(0)
+        gc.collect(0)
+    assert gone() is None
+
+
 def test_what_the_program_has_frozen_stays_frozen() -> None:
     gc.freeze()
     try:

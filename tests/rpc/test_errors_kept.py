@@ -95,6 +95,30 @@ def test_a_copy_of_a_group_has_copies() -> None:
     assert (copy.message, copy.__notes__) == ("both", ["a note"])
 
 
+def test_a_note_of_a_copy_is_its_own() -> None:
+    error = _raised(ValueError("text"))
+    for _ in range(2):
+        copy = copied(error)
+        copy.add_note("more")
+        assert copy.__notes__ == ["a note", "more"]
+    assert error.__notes__ == ["a note"]
+
+
+def test_a_long_chain_of_errors_is_copied() -> None:
+    last: BaseException | None = None
+    for number in range(5000):
+        error = ValueError(number)
+        error.__context__ = last
+        last = error
+    assert last is not None
+    copy: BaseException | None = copied(last)
+    for number in reversed(range(5000)):
+        assert copy is not None
+        assert copy.args == (number,)
+        copy = copy.__context__
+    assert copy is None
+
+
 def test_errors_that_refer_to_each_other_are_copied() -> None:
     a, b = ValueError("a"), ValueError("b")
     a.__context__, b.__context__ = b, a

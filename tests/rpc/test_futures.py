@@ -261,7 +261,7 @@ def test_an_error_does_not_keep_the_frame_that_got_it(pair: Pair, function: str,
         future.wait()
         watched.future = future  # type: ignore[attr-defined]
         for _ in range(3):
-            with contextlib.suppressmoolink.Error:
+            with contextlib.suppress(moolink.Error):
                 if how == "result":
                     future.result()
                 elif how == "exception":
@@ -275,7 +275,7 @@ def test_an_error_does_not_keep_the_frame_that_got_it(pair: Pair, function: str,
                     asyncio.run(_read(future))
 
     async def _read(future: moolink.Future) -> None:
-        with contextlib.suppressmoolink.Error:  # asyncio keeps those of whole tasks
+        with contextlib.suppress(moolink.Error):  # asyncio keeps those of whole tasks
             await future
 
     assert _gone(act)

@@ -60,3 +60,30 @@ def test_calls_of_a_peer_that_does_not_read_wait_before_their_handlers_run(start
         client.send_signal(signal.SIGCONT)
         assert client.stdout.readline() == "done\n"
     assert next(begun) == CALLS + 1  # this count and the one above among them
+
+
+def test_close_ends_an_undefine_that_waits_for_held_calls(start: Start) -> None:
+    array = np.zeros(RESULT, np.uint8)
+    stopped = threading.Event()
+
+    def make() -> object:
+        stopped.wait()
+        return moolink.lend(array)
+
+    server = moolink.Rpc("server", transports=["tcp"], timeout=60)
+    server.define("make", make)
+    client = start(CLIENT)
+    assert client.stdin is not None
+    client.stdin.write(server.listen("127.0.0.1:0")[0] + "\n")
+    client.stdin.flush()
+    until(lambda: server.stats()["calls_received"] == CALLS, "all calls")
+    client.send_signal(signal.SIGSTOP)
+    stopped.set()
+    held = "waits until its caller takes the results that wait for it"
+    until(lambda: held in moolink.dump(), "calls that wait for their caller")
+    undefining = threading.Thread(target=server.undefine, args=("make",))
+    undefining.start()
+    server.close()
+    undefining.join(60)
+    assert not undefining.is_alive()
+    client.kill()

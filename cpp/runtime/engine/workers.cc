@@ -151,7 +151,8 @@ void Workers::run() {
       work_.wait(lock);
       --idle_;
       idle_low_ = std::min(idle_low_, idle_);
-      if (surplus_ > 0 && queue_.empty()) {
+      // Waits that began since trim() can need this thread, perhaps as the last one that serves.
+      if (surplus_ > 0 && queue_.empty() && threads_ > lent_ + limit_) {
         --surplus_;
         break;
       }
@@ -230,11 +231,16 @@ void Workers::end_wait(Engine::Lock& lock) {
     return;
   }
   Resuming self;
-  if (resuming_.empty()) {
+  const auto join = [&]() MOOLINK_LOCKED {
+    resuming_.push_back(&self);
+    if (resuming_.size() > 1) return;
     resume_at_ = io::now() + kResumeAfter;
     engine_.rearm(resume_at_);
+  };
+  if (!guard(join, [](const Error&) {})) {  // without memory there is no limit
+    --lent_;
+    return;
   }
-  resuming_.push_back(&self);
   self.changed.wait(lock, [&self] { return self.goes_on; });
 }
 
@@ -279,7 +285,7 @@ Workers::Lend::~Lend() {
 
 void Workers::Lend::end(Engine::Lock& lock) {
   if (workers_ == nullptr) return;
-  std::exchange(workers_, nullptr)->end_wait(lock);
+  std::exchange(workers_, nullptr)->end_wait(lock);  // does not throw
   is_lent = false;
 }
 

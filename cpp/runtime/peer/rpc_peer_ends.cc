@@ -108,6 +108,8 @@ void RpcPeer::fail_pending() {
   for (auto& [id, pending] : std::exchange(pending_, {})) fail(*pending.outcome);
   for (auto& [key, running] : std::exchange(running_, {})) {
     if (const auto responder = running.responder.lock()) responder->cancel();
+    // A worker finds that the call has ended, and counts its handler as done.
+    context_->workers().submit(std::move(running.held));
   }
 }
 
