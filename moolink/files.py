@@ -23,11 +23,26 @@ from typing import Any, BinaryIO
 from moolink import _core
 from moolink.errors import FileError
 
-__all__ = ["contents", "crc32c", "naming", "open_data", "read_text", "read_toml", "written"]
+__all__ = [
+    "check_seal",
+    "contents",
+    "crc32c",
+    "naming",
+    "open_data",
+    "read_text",
+    "read_toml",
+    "seal",
+    "seal_size",
+    "written",
+]
 
 _PIPE_SECONDS = 10.0  # for the process that writes into a pipe
 _LONGEST_NAME = 255  # bytes
 _MOST_TEXT = 1 << 20  # bytes
+_MOST_COMMENT = 65535  # bytes of a zip archive's comment at most
+_AT_ONCE = 8 << 20  # bytes that are summed together
+_DIRECTORY_END = b"PK\x05\x06"  # of a zip archive; 22 bytes with an empty comment
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 
 
 @contextlib.contextmanager
@@ -43,6 +58,8 @@ def written(
     Until then it has a name of its own in the same folder, ``.NAME.xxxxxxxx.tmp``, and this process
     holds a lock on it. The next process that writes `path` removes the scratch files of killed
     processes. Any number of processes may write one path: the file that is finished last stays.
+    A link at `path` is replaced, and its file stays. A pipe, a device or a descriptor such as
+    ``/dev/stdout`` is written into.
 
     Args:
         mode: permissions, less the process's umask.
@@ -57,6 +74,10 @@ def written(
     with naming(path):
         if os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if replace and _is_written_into(target):
+            with open(os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "wb") as file:
+                yield file
+            return
         _remove_left(folder, name)
         with _scratch(folder, name, mode) as (scratch, file):
             yield file
@@ -81,6 +102,21 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is None or not named:
             raise
         raise OSError(error.errno, error.strerror, os.fsdecode(path)) from error
+
+
+def _is_written_into(path: str) -> bool:
+    """Whether no file can take this place: a pipe, a device, or a link to an open descriptor."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return True
+    except OSError:  # nothing is there, or a link to nothing
+        return False
+    while os.path.islink(path):
+        folder = os.path.dirname(path)
+        if os.path.realpath(folder).startswith("/proc/"):
+            return True
+        path = os.path.join(folder, os.readlink(path))
+    return False
 
 
 def _is_scratch(name: str | bytes) -> bool:
@@ -165,23 +201,107 @@ def _keep(target: str, previous: str) -> None:
 def _link_or_copy(target: str, scratch: str) -> None:
     try:
         os.link(target, scratch)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        shutil.copyfile(target, scratch)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        private = os.open(scratch, flags, 0o600)
+        with open(private, "wb") as copy, open(target, "rb") as source:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            os.fsync(private)
+        with contextlib.suppress(OSError):  # a file system without permissions
+            shutil.copymode(target, scratch)
 
 
 def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Brings the names in a folder to the disk, where the file system and permissions allow it."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
     """The CRC-32C of bytes, or with the earlier bytes' sum as `before`, of all bytes so far."""
     return _core.crc32c(data, before)
+
+
+def seal_size(kind: str, version: int) -> int:
+    """The bytes of a seal."""
+    return len(_seal_line(kind, version)) + 8 + 4
+
+
+def seal(file: BinaryIO, kind: str, version: int, *, room: int = 0) -> None:
+    """Writes a seal to the end of a zip archive: a line with the file's kind and version, the
+    file's length, and the checksum of all bytes before it; little-endian.
+
+    Args:
+        room: bytes at the end of the file that the seal replaces, such as the archive's comment.
+    """
+    end = file.seek(-room, os.SEEK_END)
+    length = end + seal_size(kind, version)
+    start = _seal_line(kind, version) + length.to_bytes(8, "little")
+    checksum = crc32c(start, _sum(file, end))
+    file.seek(end)
+    file.write(start + checksum.to_bytes(4, "little"))
+
+
+def check_seal(file: BinaryIO, path: str | os.PathLike[str], kind: str, version: int) -> None:
+    """Raises FileError unless each byte of a sealed file is as it was written."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(-min(size, _MOST_COMMENT), os.SEEK_END)
+    end = file.read()
+    found = re.compile(rb"moolink %s (\d{1,9})\n(.{8})(.{4})" % kind.encode(), re.DOTALL)
+    seals = list(found.finditer(end))
+    if not seals:
+        raise _unusable(path, _without_seal(file, end, size, kind, version))
+    saved, length, checksum = seals[-1].groups()
+    after = len(end) - seals[-1].end()
+    if int(saved) != version:
+        what = f"is of version {int(saved)}, and this program reads version {version} only"
+    elif after > 0:
+        what = f"is longer than it should be: {after} of its {size} bytes come after its end"
+    elif int.from_bytes(length, "little") != size:
+        what = f"has {size} bytes, and should have {int.from_bytes(length, 'little')}"
+    elif crc32c(
+        _seal_line(kind, version) + length, _sum(file, size - seal_size(kind, version))
+    ) != int.from_bytes(checksum, "little"):
+        what = f"is damaged: the checksum of its {size} bytes is wrong"
+    else:
+        return
+    raise _unusable(path, what)
+
+
+def _seal_line(kind: str, version: int) -> bytes:
+    return f"moolink {kind} {version}\n".encode()
+
+
+def _without_seal(file: BinaryIO, end: bytes, size: int, kind: str, version: int) -> str:
+    file.seek(0)
+    if file.read(2) != b"PK":
+        return f"is no checkpoint of a {kind} ({size} bytes)"
+    if end[-22:].startswith(_DIRECTORY_END):
+        return f"is of version 1, and this program reads version {version} only"
+    return f"is cut off after {size} bytes, or its end is damaged"
+
+
+def _sum(file: BinaryIO, length: int) -> int:
+    """The checksum of the file's first bytes."""
+    file.seek(0)
+    checksum = 0
+    while length > 0:
+        part = file.read(min(length, _AT_ONCE))
+        if not part:
+            break  # another program is cutting the file: the checksum will differ
+        checksum = crc32c(part, checksum)
+        length -= len(part)
+    return checksum
 
 
 def open_data(path: str | os.PathLike[str]) -> BinaryIO:
@@ -261,17 +381,19 @@ def contents(descriptor: int, most: int) -> bytes:
         OSError: it cannot be read.
         TimeoutError: it is a pipe whose writer did not open it, write or end in time.
     """
-    ready = None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        ready = select.poll()
-        ready.register(descriptor, select.POLLIN)
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
     data = b""
     until = time.monotonic() + _PIPE_SECONDS
     while len(data) <= most:
-        left = max(0.0, until - time.monotonic())
-        if ready is not None and not ready.poll(left * 1000):
-            raise TimeoutError("a pipe's writer is late")
-        piece = os.read(descriptor, most + 1 - len(data))
+        # Checked first: a read from a named pipe without a writer returns an end of file.
+        if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+            did_not = "did not end" if data else "wrote nothing"
+            raise TimeoutError(f"is a pipe whose writer {did_not} in {_PIPE_SECONDS:.0f} s")
+        try:
+            piece = os.read(descriptor, most + 1 - len(data))
+        except BlockingIOError:  # another process has read it
+            continue
         if not piece:
             break
         data += piece
@@ -281,3 +403,8 @@ def contents(descriptor: int, most: int) -> bytes:
 def _wrong(path: str | os.PathLike[str], what: str) -> FileError:
     name = os.fsdecode(path)
     return FileError(f"{name}: {what}", path=name)
+
+
+def _unusable(path: str | os.PathLike[str], what: str) -> FileError:
+    name = os.fsdecode(path)
+    return FileError(f"{name} {what}", path=name)

@@ -12,9 +12,7 @@ import hmac
 import os
 import re
 import secrets
-import select
 import stat
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +29,6 @@ FILE_VARIABLE = "MOOLINK_TOKEN_FILE"
 INSECURE_VARIABLE = "MOOLINK_INSECURE"
 
 _MOST_BYTES = 65536  # of a token file
-_PIPE_SECONDS = 10.0  # for the process that writes the token into a pipe
 _told_insecure = False
 
 
@@ -167,37 +164,16 @@ def read(path: str | os.PathLike[str]) -> list[Key]:
             # Also a pipe: the user who puts one at this path would choose the token.
             if stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode):
                 _check_owner(name, status)
-            text = _contents(name, descriptor)
+            text = files.contents(descriptor, _MOST_BYTES)
         finally:
             os.close(descriptor)
     except OSError as error:
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise AuthError(f"the token file {name} {error}") from None
         raise AuthError(f"cannot read the token file {name}: {error.strerror}") from error
     if len(text) > _MOST_BYTES:
         raise AuthError(f"the token file {name} is larger than {_MOST_BYTES} bytes: is it one?")
     return parse(text.decode("utf-8", "replace"), f"the token file {name}")
-
-
-def _contents(name: str, descriptor: int) -> bytes:
-    """Reads to the end, or a byte more than a token file may have; waits for a pipe's writer."""
-    text = b""
-    until = time.monotonic() + _PIPE_SECONDS
-    readable = select.poll()
-    readable.register(descriptor, select.POLLIN)
-    while len(text) <= _MOST_BYTES:
-        # Checked first: a read from a named pipe without a writer returns an end of file.
-        if not readable.poll(max(0.0, until - time.monotonic()) * 1000):
-            did_not = "did not end" if text else "wrote nothing"
-            raise AuthError(
-                f"the token file {name} is a pipe whose writer {did_not} in {_PIPE_SECONDS:.0f} s"
-            )
-        try:
-            piece = os.read(descriptor, _MOST_BYTES + 1 - len(text))
-        except BlockingIOError:  # another process has read it
-            continue
-        if not piece:
-            break
-        text += piece
-    return text
 
 
 def _check_owner(name: str, status: os.stat_result) -> None:

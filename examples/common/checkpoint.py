@@ -2,16 +2,14 @@
 
 A checkpoint is a zip archive in numpy's `.npz` format: each array of the saved tree under the name
 of its place, and the rest of the tree as JSON. It holds no pickle, so reading one runs no code. The
-archive's comment, the last bytes of the file, is a seal: a line with the format's version, the
-file's length, and a checksum (CRC-32C) of all bytes before it. The seal is checked before
-anything else is read.
+archive's comment, the last bytes of the file, is a seal of `moolink.files`: a line with the
+format's version, the file's length, and a checksum (CRC-32C) of all bytes before it. The seal is
+checked before anything else is read.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -29,18 +27,14 @@ PREVIOUS = "checkpoint.previous.npz"
 _TREE = "tree.json"
 _ARRAY, _TUPLE, _ITEMS = "$array", "$tuple", "$items"
 
-_VERSION = 2
-_LINE = f"moolink learner {_VERSION}\n".encode()
-_SEAL = len(_LINE) + 8 + 4  # bytes: the line, the file's length, the checksum; little-endian
-_FOUND = re.compile(rb"moolink learner (\d{1,9})\n(.{8})(.{4})", re.DOTALL)
-_MOST_COMMENT = 65535  # bytes of a zip archive's comment at most
+_KIND, _VERSION = "learner", 2
+_SEAL = files.seal_size(_KIND, _VERSION)
 _MOST_TOLD = 4  # differences of a network that an error names
-_AT_ONCE = 8 << 20  # bytes that are summed together
-_DIRECTORY_END = b"PK\x05\x06"  # of a zip archive; 22 bytes with an empty comment
 
 
 def save(directory: Path, tree: Mapping[str, Any]) -> Path:
-    """Replaces the checkpoint in `directory`; the one before stays as the previous one.
+    """Replaces the checkpoint in `directory`; the one before stays as the previous one, unless it
+    is damaged.
 
     `tree` consists of dicts, lists, tuples, numpy arrays, strings, numbers, bools and None.
     The new file is complete and on the disk before it takes the old one's name: whatever happens
@@ -49,9 +43,9 @@ def save(directory: Path, tree: Mapping[str, Any]) -> Path:
     path = directory / NAME
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with files.written(path, previous=PREVIOUS) as file:
+        with files.written(path, previous=PREVIOUS if _is_whole(path) else None) as file:
             _write(file, tree)
-            _append_seal(file)
+            files.seal(file, _KIND, _VERSION, room=_SEAL)
     except OSError as error:
         kept = "the one there is untouched" if path.exists() else "there is none yet"
         what = f"checkpoint {path} was not written: {error.strerror or error}; {kept}"
@@ -142,65 +136,18 @@ def _write(file: BinaryIO, tree: Mapping[str, Any]) -> None:
         archive.comment = bytes(_SEAL)
 
 
-def _append_seal(file: BinaryIO) -> None:
-    """Writes the seal in the place that the archive has for it."""
-    length = file.seek(-_SEAL, os.SEEK_END) + _SEAL
-    start = _LINE + length.to_bytes(8, "little")
-    checksum = files.crc32c(start, _sum(file, length - _SEAL))
-    file.seek(-_SEAL, os.SEEK_END)
-    file.write(start + checksum.to_bytes(4, "little"))
-
-
-def _sum(file: BinaryIO, length: int) -> int:
-    """The checksum of the file's first bytes."""
-    file.seek(0)
-    checksum = 0
-    while length > 0:
-        part = file.read(min(length, _AT_ONCE))
-        if not part:
-            break  # another program is cutting the file: the checksum will differ
-        checksum = files.crc32c(part, checksum)
-        length -= len(part)
-    return checksum
-
-
-def _check_seal(file: BinaryIO, path: Path) -> None:
-    """Raises moolink.FileError unless each byte of the file is as it was written."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(-min(size, _MOST_COMMENT), os.SEEK_END)
-    end = file.read()
-    seals = list(_FOUND.finditer(end))
-    if not seals:
-        raise moolink.FileError(f"{path} {_without_seal(file, end, size)}", path=str(path))
-    version, length, checksum = seals[-1].groups()
-    after = len(end) - seals[-1].end()
-    if int(version) != _VERSION:
-        what = f"is of version {int(version)}, and this program reads version {_VERSION} only"
-    elif after > 0:
-        what = f"is longer than it should be: {after} of its {size} bytes come after its end"
-    elif int.from_bytes(length, "little") != size:
-        what = f"has {size} bytes, and should have {int.from_bytes(length, 'little')}"
-    elif files.crc32c(_LINE + length, _sum(file, size - _SEAL)) != int.from_bytes(
-        checksum, "little"
-    ):
-        what = f"is damaged: the checksum of its {size} bytes is wrong"
-    else:
-        return
-    raise moolink.FileError(f"{path} {what}", path=str(path))
-
-
-def _without_seal(file: BinaryIO, end: bytes, size: int) -> str:
-    file.seek(0)
-    if file.read(2) != b"PK":
-        return f"is no checkpoint of a learner ({size} bytes)"
-    if end[-22:].startswith(_DIRECTORY_END):
-        return f"is of version 1, and this program reads version {_VERSION} only"
-    return f"is cut off after {size} bytes, or its end is damaged"
+def _is_whole(path: Path) -> bool:
+    try:
+        with files.open_data(path) as file:
+            files.check_seal(file, path, _KIND, _VERSION)
+    except (OSError, moolink.FileError):
+        return False
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:
     with files.naming(path), files.open_data(path) as file:
-        _check_seal(file, path)
+        files.check_seal(file, path, _KIND, _VERSION)
         try:
             with zipfile.ZipFile(file) as archive:
                 tree: dict[str, Any] = _decode(json.loads(archive.read(_TREE)), archive)

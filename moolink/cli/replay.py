@@ -184,18 +184,20 @@ def _limiter(given: Any) -> Limiter:
 
 
 def _open(tables: list[Table], checkpoint: str | None, spill: str | None) -> Replay:
+    from moolink import FileError
     from moolink.replay import Replay
     from moolink.replay.checkpoint import previous_of
 
     if checkpoint is not None:
         if _is_there(checkpoint):
             return Replay.restore(checkpoint, tables, spill=spill)
-        if os.path.exists(previous := previous_of(checkpoint)):
-            logging.getLogger("moolink").warning(
-                "there is no checkpoint %s: beginning with empty tables. To go on from the "
-                "previous one, rename %s to it and start again",
-                checkpoint,
-                previous,
+        if _is_there(previous := previous_of(checkpoint)):
+            # Two checkpoints of tables that begin empty would take its place.
+            raise FileError(
+                f"there is no checkpoint {checkpoint}, but the previous one {previous}: move it to "
+                f"{checkpoint} to go on from it, or remove it to begin with empty tables",
+                path=checkpoint,
+                previous=previous,
             )
     return Replay(tables, spill=spill)
 

@@ -14,10 +14,13 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import samplers, storages, writers
 
+from moolink import files
+from moolink.errors import FileError
 from moolink.replay import Prioritized, Replay, Table, Uniform
-from moolink.torchrl.table_view import TableView, batch_of_one, first_of
+from moolink.torchrl.table_view import TableView, batch_of_one, first_of, has_no_items
 
 _FILE = "items.pt"
+_KIND, _VERSION = "buffer", 2
 
 
 def not_changed() -> NoReturn:
@@ -72,21 +75,34 @@ class TableStorage(storages.Storage):  # type: ignore[misc]
             self._view.insert(state_dict["data"], priorities.numpy())
 
     def dumps(self, path: Any) -> None:
-        """Writes `state_dict()` into a folder."""
+        """Writes `state_dict()` into a folder, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written; the former file stays.
+        """
         Path(path).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(path) / _FILE)
+        state = self.state_dict()
+        # Items may be private to the user.
+        with files.written(Path(path) / _FILE, mode=0o600) as file:
+            torch.save(state, file)
+            files.seal(file, _KIND, _VERSION)
 
     def loads(self, path: Any) -> None:
         """As `load_state_dict`, from a folder.
 
         Raises:
-            ValueError: the file is damaged; the table is as it was.
+            FileError: the file is damaged; the table is as it was.
+            OSError: the file cannot be read.
         """
-        file = Path(path) / _FILE
-        try:
-            state = torch.load(file, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{file} is damaged, load another one: {error}") from error
+        name = Path(path) / _FILE
+        with files.naming(name), files.open_data(name) as file:
+            files.check_seal(file, name, _KIND, _VERSION)
+            file.seek(0)
+            try:
+                state = torch.load(file, weights_only=True)
+            except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                # Its checksum is right: another program has written it.
+                raise FileError(f"{name} is not understood: {error}", path=str(name)) from error
         self.load_state_dict(state)
 
     def _empty(self) -> None:
@@ -139,6 +155,8 @@ class TableWriter(_Stateless, writers.Writer):  # type: ignore[misc]
 
     def extend(self, data: Any) -> Tensor:
         """Inserts the items along the first dimension; returns their keys."""
+        if has_no_items(data):
+            return torch.empty(0, dtype=torch.int64)
         size = len(torch.utils._pytree.tree_leaves(data)[0])
         return self._view.insert(data, np.full(size, self._view.greatest))
 

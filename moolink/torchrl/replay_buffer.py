@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.utils import pin_memory_output
 
 from moolink.replay import Prioritized, Replay, ReplayClient
 from moolink.torchrl import components
-from moolink.torchrl.table_view import TableView, batch_of_one
+from moolink.torchrl.table_view import TableView, batch_of_one, has_no_items
 
 INDEX = "index"
 WEIGHT = "priority_weight"  # TorchRL's losses and users read the weights from this key
@@ -111,6 +111,8 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             ValueError: there is no batch dimension, or the priorities do not fit the items.
             TimeoutError: the table's limiter or lack of room kept items out until `timeout`.
         """
+        if has_no_items(tensordicts):
+            return torch.empty(0, dtype=torch.int64)
         data = (
             torch.utils._pytree.tree_map(_stacked, *tensordicts)
             if _is_list(tensordicts)

@@ -25,6 +25,11 @@ def batch_of_one(data: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: torch.as_tensor(leaf)[None], data)
 
 
+def has_no_items(data: Any) -> bool:
+    """Whether it is a list or tuple without items, which has no tensors to tell their number."""
+    return isinstance(data, list | tuple) and not data
+
+
 def first_of(data: Any) -> Any:
     """The first item."""
     if isinstance(data, TensorDictBase):

@@ -128,18 +128,21 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before_it(
     serve_once()
 
 
-def test_a_server_without_its_checkpoint_tells_of_the_one_before_it(
-    tables: Path, tmp_path: Path
+@pytest.mark.parametrize("option", [[], ["--no-previous"]])
+def test_a_server_without_its_checkpoint_does_not_replace_the_one_before_it(
+    option: list[str], tables: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "kept.previous").write_bytes(b"a checkpoint")
-    command = ("-m", "moolink.cli.main", "replay", tables, "--no-previous", "--checkpoint")
+    kept, previous = tmp_path / "kept", tmp_path / "kept.previous"
+    previous.write_bytes(b"a checkpoint")
+    command = ("-m", "moolink.cli.main", "replay", tables, *option, "--checkpoint", kept)
     with processes.killed_at_the_end() as started:
-        started.append(processes.start_python(*command, tmp_path / "kept"))
-        assert started[0].stderr is not None
-        assert f"rename {tmp_path}/kept.previous to it" in started[0].stderr.readline()
-        started[0].send_signal(signal.SIGTERM)
-        assert started[0].wait(20) == 0
-    assert (tmp_path / "kept.previous").read_bytes() == b"a checkpoint"
+        started.append(processes.start_python(*command))
+        out, errors = started[0].communicate()
+        assert (started[0].returncode, out, errors.count("\n")) == (1, "", 1)
+    assert f"there is no checkpoint {kept}, but the previous one {previous}: move it" in errors
+    assert "or remove it" in errors
+    assert previous.read_bytes() == b"a checkpoint"
+    assert not kept.exists()
 
 
 def test_a_server_that_cannot_begin_says_why(tables: Path) -> None:

@@ -3,6 +3,7 @@ expected text; nothing waits for ever."""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -92,6 +93,31 @@ def test_a_pipe_whose_writer_comes_later_is_read_to_its_end(tmp_path: Path) -> N
         assert [table.name for table in read_tables(str(pipe))] == ["t"]
     finally:
         writer.join()
+
+
+def test_a_pipe_that_another_process_reads_first_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    read, taken = os.read, []
+
+    def read_second(descriptor: int, length: int) -> bytes:
+        if not taken:  # between the poll and the read
+            taken.append(read(descriptor, length))
+            with pytest.raises(BlockingIOError):
+                read(descriptor, length)
+            os.write(writing, b"second")
+            os.close(writing)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return read(descriptor, length)
+
+    monkeypatch.setattr(os, "read", read_second)
+    os.write(writing, b"first")
+    try:
+        assert files.contents(reading, 100) == b"second"
+        assert taken == [b"first"]
+    finally:
+        os.close(reading)
 
 
 @pytest.mark.parametrize(

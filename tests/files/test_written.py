@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import threading
 from pathlib import Path
 
@@ -90,13 +91,97 @@ def test_the_previous_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (path.read_bytes(), previous.read_bytes()) == (b"3", b"2")
     assert names(tmp_path) == ["before", "file"]
 
-    def no_links(*_: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr("os.link", no_links)  # as on FAT
-    write(path, b"4", previous.name)
-    assert (path.read_bytes(), previous.read_bytes()) == (b"4", b"3")
+@pytest.mark.parametrize("code", ["EPERM", "ENOTSUP", "EMLINK", "EINVAL", "EACCES", "EXDEV", "EIO"])
+def test_the_previous_one_is_a_copy_where_there_are_no_links(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, previous = tmp_path / "file", tmp_path / "before"
+
+    def no_links(*_: object) -> None:
+        raise OSError(getattr(errno, code), "no links")
+
+    monkeypatch.setattr("os.link", no_links)
+    for data in (b"1", b"2", b"3"):
+        write(path, data, previous.name)
+        path.chmod(0o640)
+    assert (path.read_bytes(), previous.read_bytes()) == (b"3", b"2")
+    assert previous.stat().st_mode & 0o777 == 0o640
     assert names(tmp_path) == ["before", "file"]
+
+
+def test_a_folder_that_cannot_be_synchronised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    fsync, open_, codes = os.fsync, os.open, [errno.EINVAL, errno.ENOTSUP]
+
+    def fsync_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(codes.pop(), "no folders")
+        fsync(descriptor)
+
+    def open_files(name: str, *options: int) -> int:
+        if os.path.isdir(name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # root is never refused
+        return open_(name, *options)
+
+    monkeypatch.setattr(os, "fsync", fsync_files)
+    write(path, b"1")
+    write(path, b"2")
+    codes.append(errno.EIO)
+    with pytest.raises(OSError, match="no folders"):
+        write(path, b"3")
+    monkeypatch.setattr(os, "open", open_files)
+    write(path, b"4")
+    assert path.read_bytes() == b"4"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_is_written_into(linked: bool, tmp_path: Path) -> None:
+    pipe, path = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe")
+    os.mkfifo(pipe)
+    if linked:
+        path.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(path, b"1", "before")
+        assert (os.read(reader, 100), os.read(reader, 100)) == (b"1", b"")
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert names(tmp_path) == sorted({"pipe", path.name})
+
+
+def test_a_device_is_written_into(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/full'"):
+        write(tmp_path / "full", b"1")
+    assert names(tmp_path) == ["full"]
+
+
+def test_a_descriptor_is_written_into(tmp_path: Path) -> None:
+    """As /dev/stdout, which a test must not risk, where the shell directs it to a file."""
+    path, link, second = tmp_path / "file", tmp_path / "link", tmp_path / "second"
+    with path.open("wb", buffering=0) as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        second.symlink_to("link")
+        file.write(b"1")
+        for target in (link, second, Path(f"/proc/self/fd/{file.fileno()}")):
+            write(target, b"2")
+    assert path.read_bytes() == b"1222"
+    assert link.is_symlink()
+    assert second.is_symlink()
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"1")
+    link.symlink_to(path)
+    write(link, b"2")
+    assert not link.is_symlink()
+    assert (path.read_bytes(), link.read_bytes()) == (b"1", b"2")
 
 
 def test_a_writer_that_fails_leaves_the_former_file(tmp_path: Path) -> None:

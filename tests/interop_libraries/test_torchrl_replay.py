@@ -1,6 +1,7 @@
 """A moolink replay as TorchRL's replay buffer."""
 
 import functools
+import random
 
 import gymnasium
 import pytest
@@ -264,11 +265,46 @@ def test_states_are_saved_and_loaded(replay, tmp_path):
         assert other.storage.state_dict()["priorities"].tolist() == [1, 2, 4]
     file = tmp_path / "saved" / "storage" / "items.pt"
     whole = file.read_bytes()
-    for damaged in (b"", whole[:100], whole[: len(whole) // 2], whole[:-1]):
+    draws = random.Random(1)
+    flipped = []
+    for _ in range(50):
+        data = bytearray(whole)
+        data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
+        flipped.append(bytes(data))
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], whole[:-1], whole + b"x", *flipped):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"items\.pt is damaged"):
+        with pytest.raises(moolink.FileError, match=rf"{file} (is|has) ") as caught:
             other.loads(tmp_path / "saved")
+        assert caught.value.path == str(file)
     assert len(other) == 3
+
+
+def test_a_save_that_fails_leaves_the_former_file(tmp_path, monkeypatch):
+    buffer = moolink.torchrl.ReplayBuffer(Replay(Table("t", 10)))
+    buffer.extend(steps(0, 1))
+    buffer.dumps(tmp_path)
+    save = torch.save
+
+    def fail_at_the_end(state, file):
+        save(state, file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", fail_at_the_end)
+    buffer.extend(steps(2))
+    with pytest.raises(KeyboardInterrupt):
+        buffer.dumps(tmp_path)
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["items.pt"]
+    buffer.loads(tmp_path)
+    assert len(buffer) == 2
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_an_extension_by_no_items_has_no_keys(replay, nothing):
+    buffer = moolink.torchrl.ReplayBuffer(replay, timeout=20)
+    for extend in (buffer.extend, buffer.writer.extend):
+        keys = extend(nothing)
+        assert (keys.shape, keys.dtype) == ((0,), torch.int64)
+    assert len(buffer) == 0
 
 
 def test_a_table_as_torchrl_s_components_describe_it():

@@ -80,6 +80,18 @@ def test_a_damaged_byte_is_noticed(tmp_path):
         assert checkpoint.load(tmp_path)["version"] == 1
 
 
+def test_a_damaged_one_does_not_take_the_place_of_the_previous_one(tmp_path):
+    checkpoint.save(tmp_path, tree(1))
+    path = checkpoint.save(tmp_path, tree(2))
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:500] + bytes([whole[500] ^ 1]) + whole[501:]):
+        path.write_bytes(damaged)
+        checkpoint.save(tmp_path, tree(3))
+        assert read_quietly(tmp_path)["version"] == 3
+        path.unlink()
+        assert read_quietly(tmp_path)["version"] == 1
+
+
 def test_if_none_can_be_read_the_error_names_all(tmp_path):
     checkpoint.save(tmp_path, tree(1))
     checkpoint.save(tmp_path, tree(2))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import moolink
-from moolink import tokens
+from moolink import files, tokens
 from tests.waiting import PROCESS_LIMIT
 
 TOKEN = ["-m", "moolink.broker", "token"]
@@ -167,14 +167,14 @@ def test_a_token_comes_through_a_named_pipe_whose_writer_comes_later(
 def test_a_named_pipe_that_nobody_writes_to_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_PIPE_SECONDS", 0.05)
+    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.05)
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(moolink.AuthError, match="is a pipe whose writer wrote nothing"):
         tokens.read(tmp_path / "pipe")
 
 
 def test_a_pipe_whose_writer_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_PIPE_SECONDS", 0.05)
+    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.05)
     reading, writing = os.pipe()
     try:
         with pytest.raises(moolink.AuthError, match="writer wrote nothing"):
