@@ -19,6 +19,9 @@ from moolink.env_pool.vector_env import VectorEnv
 Array = npt.NDArray[Any]
 Indices = int | Iterable[int] | None
 
+# Their values are single arrays.
+_SHAPED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
 
 class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types are checked.
     """A `moolink.VectorEnv` for algorithms of Stable-Baselines3:
@@ -74,7 +77,7 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
             ValueError, TypeError: they are no actions of the space, or not one per environment.
         """
         if not isinstance(actions, Mapping):
-            actions = _batched(self.action_space, self._of_each(actions))
+            actions = self._batch(actions)
         self._envs.step_async(actions)
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
@@ -147,14 +150,22 @@ class VecEnv(SB3VecEnv):  # type: ignore[misc]  # SB3 may be absent when types a
             answers += [found[place] for place in places]
         return answers
 
+    def _batch(self, actions: Any) -> Any:
+        """Returns a batch of the action space."""
+        space = self.action_space
+        if not isinstance(actions, list | tuple):
+            actions = as_numpy(actions)
+            whole = isinstance(space, _SHAPED) and actions.dtype != object
+            if whole and actions.shape == (self.num_envs, *space.shape):
+                return _whole_numbers(actions, space.dtype)
+        return _batched(space, self._of_each(actions))
+
     def _of_each(self, actions: Any) -> list[Any]:
         """Returns each environment's action; raises unless there is one for each."""
         count = self.num_envs
         in_array = not isinstance(actions, list | tuple)
-        if in_array:
-            actions = as_numpy(actions)
-            if actions.ndim == 0:
-                raise TypeError(f"expected actions for {count} environments, got {actions!r}")
+        if in_array and actions.ndim == 0:
+            raise TypeError(f"expected actions for {count} environments, got {actions!r}")
         if len(actions) != count:
             raise ValueError(
                 f"expected one action for each of the {count} environments, got {len(actions)}"
@@ -190,9 +201,7 @@ def _batched(space: Any, each: list[Any], path: str = "action") -> Any:
             _batched(part, [action[i] for action in each], f"{path}[{i}]")
             for i, part in enumerate(space.spaces)
         )
-    if not isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
+    if not isinstance(space, _SHAPED):
         return tuple(each)
     arrays = [as_numpy(action) for action in each]
     for row, array in enumerate(arrays):

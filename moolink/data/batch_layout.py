@@ -215,9 +215,7 @@ class _Sequence(Node):
 
     def take(self, rows: int | None = None) -> Nest:
         parts = [child.take(rows) for child in self._children]
-        if hasattr(self._kind, "_fields"):
-            return self._kind(*parts)
-        return self._kind(parts)
+        return nodes.maker(self._kind)(parts)
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:
         parts = zip(self._children, item, strict=True)

@@ -54,7 +54,7 @@ def apart(value: Any) -> Node | None:
         kind = type(value)
         fields = getattr(kind, "_fields", None)
         names = list(range(len(value))) if fields is None else list(fields)
-        return Node(names, list(value), _maker(kind), kind)
+        return Node(names, list(value), maker(kind), kind)
     if value is None:
         return Node([], [], lambda parts: None, None)
     if isinstance(value, _SIMPLE) or is_torch(value) or is_jax(value) or isinstance(value, type):
@@ -66,10 +66,11 @@ def _dict(keys: list[Any], parts: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, parts, strict=True))
 
 
-def _maker(kind: type) -> Callable[[list[Any]], Any]:
-    if hasattr(kind, "_fields"):  # a namedtuple takes its parts as arguments
-        return lambda parts: kind(*parts)
-    return kind
+def maker(kind: type) -> Callable[[list[Any]], Any]:
+    """The function that makes a list or tuple of this type of its parts."""
+    # A namedtuple takes its parts as arguments, and a subclass's own __new__ others.
+    make: Callable[[list[Any]], Any] = getattr(kind, "_make", kind)
+    return make
 
 
 def _registered(value: Any) -> Node | None:
@@ -103,6 +104,8 @@ def _dataclass(value: Any) -> Node | None:
     if kind in _LEAVES or not dataclasses.is_dataclass(kind) or kind.__new__ is not object.__new__:
         return None
     names = [field.name for field in dataclasses.fields(kind)]
+    if not all(hasattr(value, name) for name in names):  # a field that is not set yet
+        return None
 
     def rebuild(parts: list[Any]) -> Any:
         made = object.__new__(kind)  # without its __init__, which may expect other values

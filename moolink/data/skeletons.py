@@ -61,7 +61,7 @@ def _collect(value: Any, skeleton: Skeleton, leaves: list[Any]) -> bool:
         leaves.append(value)
         return True
     if isinstance(skeleton, dict):  # a loop, since this runs for every step of a writer
-        if type(value) is not type(skeleton) or len(value) != len(skeleton):
+        if not isinstance(value, dict) or len(value) != len(skeleton):
             return False
         for key, part in skeleton.items():
             if key not in value:

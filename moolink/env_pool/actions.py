@@ -59,8 +59,7 @@ class ActionWriter:
                 raise ValueError(f"{leaf.path}: expected shape {shape}, got {source.shape}")
             if self._check and source.dtype.kind in "biuf":
                 _require_bounds(leaf, source)
-            what = f"{leaf.path}: the actions have"
-            fitting.append(converted(source, array.dtype, what, leaf.space))
+            fitting.append(converted(source, array.dtype, leaf, "the actions have"))
         return values, fitting
 
 

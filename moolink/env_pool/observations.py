@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from moolink.env_pool.fitting import fitted
+from moolink.env_pool.fitting import fitted, put
 from moolink.env_pool.memory import Array
 from moolink.env_pool.spaces import Leaf, Tree, map_tree
 from moolink.internal.shown import shown
@@ -53,14 +53,15 @@ def _leaf_writer(leaf: Leaf, array: Array) -> Write:
     dtype, shape = array.dtype, leaf.shape
 
     def write(row: int, value: Any) -> None:
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = fitted(value, leaf, dtype, _HAS)
-        array[row] = value
+        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:
+            array[row] = value
+        else:
+            put(array, row, value, leaf, _HAS)
 
     return write
 
 
-def _dict_writer(writers: dict[str, Write], path: str) -> Write:
+def _dict_writer(writers: dict[Any, Write], path: str) -> Write:
     items = list(writers.items())
 
     def write(row: int, value: Any) -> None:

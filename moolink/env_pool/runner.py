@@ -64,11 +64,13 @@ class Runner:
     def _writer(self, tree: Tree | None, arrays: Tree | None, kind: str) -> Write:
         if tree is not None:
             return writer(tree, arrays)
-        first = next(iter(self.environments.values()))
-        check = checker(describe(first.space("observation"), "obs", others=True))
+        checks = {
+            row: checker(describe(environment.space("observation"), "obs", others=True))
+            for row, environment in self.environments.items()
+        }
 
         def write(row: int, observation: Any) -> None:
-            check(row, observation)
+            checks[row](row, observation)
             getattr(self.results, kind)[row] = observation
 
         return write

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Tree: TypeAlias = Any  # Leaf | dict[str, Tree] | tuple[Tree, ...], or the same with other leaves
+Tree: TypeAlias = Any  # Leaf | dict[Any, Tree] | tuple[Tree, ...], or the same with other leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def describe(space: Any, path: str, *, others: bool = False) -> Tree:
     kinds = {base.__name__ for base in type(space).__mro__}
     if "Dict" in kinds:
         return {
-            str(key): describe(part, f"{path}.{key}", others=others)
+            key: describe(part, f"{path}.{key}", others=others)
             for key, part in space.spaces.items()
         }
     if "Tuple" in kinds:
@@ -88,7 +88,7 @@ def infer(value: Any, path: str) -> Tree:
         TypeError: a part of it is no array of numbers.
     """
     if isinstance(value, Mapping):
-        return {str(key): infer(part, f"{path}.{key}") for key, part in value.items()}
+        return {key: infer(part, f"{path}.{key}") for key, part in value.items()}
     if isinstance(value, tuple):
         return tuple(infer(part, f"{path}[{i}]") for i, part in enumerate(value))
     array = np.asarray(value)

@@ -100,7 +100,8 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         copies: whether observations are copies.
 
     Spaces without a fixed shape (Text, Sequence, Graph, OneOf, your own) are possible: their values
-    are pickled, batched as in Gymnasium, and not checked.
+    are pickled, batched as in Gymnasium, and not checked, unlike the parts beside them that have
+    one.
 
     Raises:
         EnvError: an environment could not be made; also in every method: one raised, or its worker
@@ -161,6 +162,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         except BaseException:
             self._finalize()
             raise
+        self._prepare(check_actions)
+
+    def _prepare(self, check_actions: bool) -> None:
+        """Makes what writes the requests, and reads their results."""
         self._requests = Requests(self._supervisor, 0)
         memory, shape = self._supervisor.memory, self._supervisor.shape
         self._actions = None
@@ -171,10 +176,10 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
             memory,
             self.single_observation_space,
             same_step=self.autoreset_mode == AutoresetMode.SAME_STEP,
-            copy=copy,
+            copy=self.copies,
             together=self._supervisor.rows,
         )
-        self._ready = Ready(self._requests, shape, batch_size, self._supervisor.rows)
+        self._ready = Ready(self._requests, shape, self.batch_size, self._supervisor.rows)
         self._waiting_for = ""  # "reset", "step" or "call": begun and not waited for.
         self._goal = 0
 

@@ -11,15 +11,16 @@ import numpy as np
 from moolink.data.frameworks import as_numpy
 from moolink.env_pool import channel
 from moolink.env_pool.environment import Environment, EnvironmentFailed
-from moolink.env_pool.fitting import converted
+from moolink.env_pool.fitting import assign
 from moolink.env_pool.memory import Array, PoolMemory, PoolShape
 from moolink.env_pool.observations import writer
 from moolink.env_pool.runner import Failed
 from moolink.env_pool.spaces import Leaf, Tree, leaves, map_tree, parts
-from moolink.env_pool.vector_infos import by_row
+from moolink.env_pool.vector_infos import add, by_row, of_row
 from moolink.internal.shown import shown
 
 _FINAL = "final_obs"
+_HAVE = "the observations have"
 
 
 class VectorRunner:
@@ -66,15 +67,14 @@ class VectorRunner:
     def reset(self, rows: range, arguments: channel.Arguments) -> None:
         """Resets the rows among `rows` that have a seed and options in `arguments`."""
         for environment in self._of(rows):
-            mask = np.array([row in arguments.of_row for row in _rows(environment)])
-            if not mask.any():
-                continue
-            given = [arguments.of_row.get(row, (None, None)) for row in _rows(environment)]
-            seeds = [seed for seed, _ in given]
-            with environment.reporting():
-                options = _options(given, mask)
-                observations, infos = environment.reset(_seed(seeds), options)
-                self._begun(environment, observations, infos)
+            given = {
+                row - environment.index: arguments.of_row[row]
+                for row in _rows(environment)
+                if row in arguments.of_row
+            }
+            if given:
+                with environment.reporting():
+                    self._begun(environment, *_reset(environment, given))
 
     def call(self, rows: range, arguments: channel.Arguments) -> None:
         """Calls a function of `calls` once with each vector environment; each of its rows gets
@@ -182,7 +182,8 @@ class VectorRunner:
         arrays = leaves(self._memory.observation)
         for leaf, array, value in zip(leaves(self._tree), arrays, given, strict=True):
             batch = as_numpy(value)
-            array[part] = _fitted(batch, leaf, environment, array.dtype)
+            _require_batch(batch, leaf, environment, array.dtype)
+            assign(array, part, batch, leaf, _HAVE)
 
 
 def _rows(environment: Environment) -> range:
@@ -194,13 +195,47 @@ def _part(environment: Environment) -> slice:
     return slice(rows.start, rows.stop)
 
 
-def _options(given: list[tuple[Any, Any]], mask: Array) -> dict[str, Any] | None:
-    """The options of a reset of the rows in `mask`; all of these rows have the same."""
-    of_rows = [options for (_, options), asked in zip(given, mask, strict=True) if asked]
-    if any(options is not of_rows[0] for options in of_rows):
-        raise ValueError("the rows of a vector environment are reset with the same options")
-    options: dict[str, Any] | None = of_rows[0]
-    return options if mask.all() else (options or {}) | {"reset_mask": mask}
+def _reset(environment: Environment, given: dict[int, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Resets the rows in `given`, once for all that have equal options; observations and infos.
+
+    Args:
+        given: (seed, options) of rows, counted from the environment's first.
+    """
+    count = len(_rows(environment))
+    seeds = _seed([given.get(row, (None, None))[0] for row in range(count)])
+    groups = _groups(given)
+    together: dict[str, Any] = {}
+    for options, rows in groups:
+        mask = np.isin(np.arange(count), rows)
+        if not mask.all():
+            options = (options or {}) | {"reset_mask": mask}
+        observations, infos = environment.reset(seeds, options)
+        if len(groups) == 1:
+            return observations, infos
+        batch = by_row(infos, count)
+        for row in rows:
+            add(together, of_row(batch, row), row, count)
+    return observations, together
+
+
+def _groups(given: dict[int, tuple[Any, Any]]) -> list[tuple[Any, list[int]]]:
+    """The rows that have equal options: usually one group."""
+    groups: list[tuple[Any, list[int]]] = []
+    for row, (_, options) in given.items():
+        for known, rows in groups:
+            if _equal(options, known):
+                rows.append(row)
+                break
+        else:
+            groups.append((options, [row]))
+    return groups
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except (ValueError, RuntimeError):  # arrays in them: they are reset apart
+        return False
 
 
 def _seed(seeds: list[int | None]) -> Any:
@@ -220,12 +255,10 @@ def _at(batch: Any, index: int) -> Any:
     return batch[index]
 
 
-def _fitted(batch: Array, leaf: Leaf, environment: Environment, dtype: Any) -> Array:
+def _require_batch(batch: Array, leaf: Leaf, environment: Environment, dtype: Any) -> None:
     shape = (environment.rows, *leaf.shape)
-    what = f"{leaf.path}: the observations have"
     if batch.shape != shape:
         raise ValueError(
-            f"{what} shape {batch.shape}, not {shape} ({leaf.space}): {shown(batch)} of dtype "
-            f"{batch.dtype} for dtype {dtype}"
+            f"{leaf.path}: {_HAVE} shape {batch.shape}, not {shape} ({leaf.space}): {shown(batch)} "
+            f"of dtype {batch.dtype} for dtype {dtype}"
         )
-    return converted(batch, dtype, what, leaf.space)

@@ -81,6 +81,10 @@ def test_an_observation_that_does_not_fit_is_named(value, says):
         (spaces.Dict(a=BYTES), {"a": NONE}, NONE, "obs: the observation should be a dict of"),
         (spaces.Dict(t=spaces.Text(9), a=BYTES), {"t": "", "a": NONE}, {"t": "", "a": [300, 0, 0]},
          r"obs\.a: .*cannot hold 300"),
+        (spaces.Dict({0: spaces.Text(9), 1: BYTES}), {0: "", 1: NONE}, {0: "", 1: [300, 0, 0]},
+         r"obs\.1: .*cannot hold 300"),
+        (spaces.Dict({0: BYTES, 1: BYTES}), {0: NONE, 1: NONE}, {0: NONE, 1: [300, 0, 0]},
+         r"obs\.1: .*cannot hold 300"),
         (spaces.Tuple([spaces.OneOf([BYTES]), BYTES]), ((0, NONE), NONE), ((0, NONE), NONE[:1]),
          r"obs\[1\]: .*shape \(1,\)"),
     ],
@@ -92,6 +96,43 @@ def test_parts_of_every_space_are_checked(space, good, bad, says):
         envs.step([0])
         with pytest.raises(moolink.EnvError, match=says):
             envs.step([1])
+
+
+def test_each_environment_is_checked_by_its_own_space():
+    texts = [spaces.Dict(t=spaces.Text(9), a=spaces.Box(0, 100, (1,), d)) for d in (np.int8, int)]
+    batched = spaces.Dict(t=spaces.Tuple([texts[1]["t"]] * 2), a=spaces.Box(0, 999, (2, 1), int))
+    makes = [
+        functools.partial(Observing, space, {"t": "", "a": [value]}, {"t": "", "a": [value * 3]})
+        for space, value in zip(texts, (100, 300), strict=True)
+    ]
+    with moolink.VectorEnv(makes, num_workers=1, observation_mode=(batched, texts[1])) as envs:
+        assert envs.reset()[0]["a"].tolist() == [[100], [300]]
+        assert envs.step([0, 1])[0]["a"].tolist() == [[100], [900]]
+        with pytest.raises(moolink.EnvError, match=r"environment 0 .*cannot hold 300"):
+            envs.step([1, 0])
+
+
+class Overflowing(gymnasium.Env):
+    """Its own numbers overflow, and observations have another dtype than their space's."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.ones(2), {}
+
+    def step(self, action):
+        return np.ones(2) / 3, 0.0, False, False, {"over": np.geterr()["over"]}
+
+
+def test_environments_keep_numpys_settings_when_their_values_are_converted():
+    with moolink.VectorEnv(Overflowing, 2, num_workers=1) as envs:
+        envs.reset()
+        for _ in range(2):
+            observations, *_, infos = envs.step([0, 0])
+            assert observations.dtype == np.float32
+            assert observations.tolist() == [[np.float32(1 / 3)] * 2] * 2
+            assert infos["over"].tolist() == ["warn"] * 2
 
 
 def test_values_that_fit_are_converted():

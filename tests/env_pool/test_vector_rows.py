@@ -133,6 +133,42 @@ def test_structured_spaces_infos_and_options_go_through():
     theirs.close()
 
 
+class Noting(SyncVectorEnv):
+    """Notes the options of its resets."""
+
+    began = ()
+
+    def reset(self, *, seed=None, options=None):
+        self.began = [*self.began, options and dict(options)]
+        return super().reset(seed=seed, options=options)
+
+
+def make_noting(rows):
+    return Noting([Square] * rows, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def test_rows_with_equal_options_are_reset_together():
+    levels = [1, 1, 2, 1, 2, 3]
+    with moolink.VectorEnv(functools.partial(make_noting, 3), 6, num_workers=2) as envs:
+        given = {row: (None, {"level": level}) for row, level in enumerate(levels)}
+        observations, infos = envs.reset_some(given)
+        assert [info["options"] for info in infos] == levels
+        assert observations["at"].tolist() == [0] * 6
+        began = envs.get_attr("began")
+        assert [(each["level"], each["reset_mask"].tolist()) for each in began[0]] == [
+            (1, [True, True, False]),
+            (2, [False, False, True]),
+        ]
+        assert [each["level"] for each in began[3]] == [1, 2, 3]
+        envs.reset_some({row: (row, {"level": row // 3}) for row in range(6)})  # equal, no masks
+        assert [each[-1] for each in envs.get_attr("began")] == [{"level": 0}] * 3 + [
+            {"level": 1}
+        ] * 3
+        arrays = {row: (None, {"level": np.full(2, row)}) for row in range(6)}
+        infos = envs.reset_some(arrays)[1]
+        assert [info["options"].tolist() for info in infos] == [[row] * 2 for row in range(6)]
+
+
 class Talkative(SyncVectorEnv):
     """Each worker's has infos of the types that its first action chooses from `INFOS`."""
 

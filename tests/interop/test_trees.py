@@ -108,6 +108,42 @@ def test_skeletons() -> None:
         assert skeletons.leaves_like(tree() | {key: other}, skeleton) is None
 
 
+class Scaled(Pair):
+    """Has a __new__ of its own."""
+
+    def __new__(cls, scale: float) -> Scaled:
+        return super().__new__(cls, np.full(2, scale), np.full(3, scale))
+
+
+@dataclasses.dataclass
+class Unset:
+    given: Any
+    later: Any = dataclasses.field(init=False)
+
+
+def test_types_that_make_their_own_parts() -> None:
+    value = {"scaled": Scaled(2.0)}
+    leaves, skeleton = skeletons.flatten(value)
+    again = skeletons.unflatten(skeleton, leaves)["scaled"]
+    assert type(again) is Scaled
+    assert [part.tolist() for part in again] == [[2, 2], [2, 2, 2]]
+    batcher = moolink.Batcher(2)
+    for _ in range(2):
+        batcher.stack(value)
+    batch = batcher.get()["scaled"]
+    assert type(batch) is Scaled
+    assert batch.second.shape == (2, 3)
+
+
+def test_a_dataclass_with_an_unset_field_is_a_leaf() -> None:
+    unset = Unset(np.ones(2))
+    assert skeletons.flatten({"x": unset}) == ([unset], {"x": 0})
+    with pytest.raises(TypeError, match=r"data\['x'\] is a Unset"):
+        trees.flatten({"x": unset})
+    unset.later = np.ones(3)
+    assert skeletons.paths(skeletons.flatten({"x": unset})[1]) == ["x.given", "x.later"]
+
+
 def test_collectives(group: moolink.Group) -> None:
     check(group.all_reduce("x", tree()).result(30))
     leaves, structure = trees.flatten(tree())

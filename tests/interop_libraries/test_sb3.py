@@ -5,6 +5,7 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 import moolink
 from tests.env_pool import pool_environments as environments
@@ -211,6 +212,34 @@ def test_actions_that_are_not_one_for_each_environment_are_refused(space, action
     envs.reset()
     with pytest.raises((ValueError, TypeError), match=message):
         envs.step(actions)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (NUMBER, np.array([1, 2, 3])),
+        (VECTOR, np.arange(6.0).reshape(3, 2)),
+        (gymnasium.spaces.MultiBinary(2), np.ones((3, 2), np.float32)),
+    ],
+)
+def test_an_array_of_all_actions_is_not_taken_apart(space, actions, monkeypatch):
+    envs = VecEnv(moolink.VectorEnv(making(space)))
+    envs.reset()
+    monkeypatch.setattr(moolink.sb3, "_batched", None)
+    envs.step(actions)
+    assert [plain(taken) for taken in envs.get_attr("taken")] == actions.tolist()
+    envs.close()
+
+
+def test_equal_options_reset_rows_of_vector_environments():
+    single = functools.partial(gymnasium.make, "CartPole-v1")
+    make = functools.partial(SyncVectorEnv, [single] * 2, autoreset_mode="SameStep")
+    envs = of(make, 4)
+    envs.set_options([{"low": -0.01, "high": 0.01} for _ in range(4)])
+    assert np.abs(envs.reset()).max() <= 0.01
+    envs.set_options([{}, {}, {"low": 0.5, "high": 0.6}, {}])
+    assert (np.abs(envs.reset()).max(axis=1) > 0.1).tolist() == [False, False, True, False]
     envs.close()
 
 

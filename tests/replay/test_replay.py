@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,6 +110,16 @@ def test_who_would_have_to_wait_is_told_why() -> None:
     with pytest.raises(moolink.QueueFull):
         full.insert(item(2), timeout=0)
     assert full.stats()["stores"][0]["steps"] == 1
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, functools.partial(defaultdict, None)])
+def test_inserts_of_other_kinds_of_dicts(kind: Callable[[Any], Any]) -> None:
+    replay = moolink.Replay(Table("t", 10))
+    for number in range(3):
+        replay.insert(kind({"x": np.float32(number), "inner": kind({"y": np.ones(2)})}))
+    replay.insert({"x": np.float32(3), "inner": {"y": np.ones(2)}})
+    assert replay.sample(4).data["inner"]["y"].shape == (4, 2)
+    replay.close()
 
 
 def test_a_sample_waits_for_inserts_of_another_thread() -> None:
