@@ -129,8 +129,9 @@ class BatchReturn:
         node = nodes.apart(value)
         if node is None:
             return [value] * len(self)
-        parts = zip(node.keys, node.parts, strict=True)
-        return self._join([self._split(part, f"{path}[{k!r}]") for k, part in parts], node.rebuild)
+        of_node = zip(node.keys, node.parts, strict=True)
+        split = [self._split(part, f"{path}[{key!r}]") for key, part in of_node]
+        return self._join(split, node.rebuild)
 
     def _has_entries(self, value: Any) -> bool:
         if isinstance(value, list):
