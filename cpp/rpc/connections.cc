@@ -286,14 +286,11 @@ void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal
 
 // Calls to that peer end at once if the refusal is `final`, and certain: an answer to a dial of
 // this side, or, through shared memory, from a process of the same user. Over tcp any host may
-// connect and refuse under any name; callers then wait until their time-out. A host that answers a
-// dial speaks for that address, but not for the name that it claims.
+// connect and refuse under any name; callers then wait until their time-out.
 void Node::drop_refused(Time now, Connection& connection, std::string name, const Error& error,
                         bool final) {
   const std::string address = connection.dialled;
-  const bool of_this_user = connection.kind == wire::PathKind::shm;
-  const bool certain = !address.empty() || of_this_user;
-  if (!of_this_user && !mutant("believe_names_of_refusals")) name.clear();
+  const bool certain = !address.empty() || connection.kind == wire::PathKind::shm;
   drop_connection(now, connection.id, error, true);
   if (final && certain) fail_callers(address, name, error);
 }
@@ -312,8 +309,7 @@ void Node::warn_once(Time now, const std::string& text) {
   log_limited(now, text);
 }
 
-// Calls with no other path to their peer need not wait until their time-out. `name`: empty, unless
-// the peer at the address has it for certain.
+// Calls with no other path to their peer need not wait until their time-out.
 void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
   DialTarget* target = dialler_.find(address);
   if (target != nullptr) target->refused = true;

@@ -258,27 +258,6 @@ TEST("calls end with a refusal once every address that the user requested refuse
   CHECK(ended_by("tcp://10.0.0.2:1"));
 }
 
-TEST("who refuses a dial does not speak for the name it claims: others may know that peer") {
-  const Authenticator open;
-  Joined pair(open, open);
-  const CallId id = pair.client.node.call(pair.now, "learner", "echo", {}, seconds(20), 0);
-  pair.run();
-  const std::string address = "tcp://10.0.0.9:1";
-  pair.client.node.connect(pair.now, address);
-  pair.client.node.tick(pair.now);
-  std::vector<Action> actions;
-  pair.client.node.drain(actions);
-  CHECK(std::ranges::any_of(actions, [&](const Action& action) {
-    const auto* dial = std::get_if<Dial>(&action);
-    return dial != nullptr && dial->address == address;
-  }));
-  Error refusal = make_error(ErrorCode::auth, "it holds another key");
-  refusal.peer = "learner";
-  pair.client.node.dial_failed(pair.now, address, refusal);
-  pair.run();
-  CHECK(!pair.client.results.contains(id));
-}
-
 TEST("a nonce is never the same twice, and is no function of the one before") {
   const Authenticator one = holder({token(1)}, 1);
   const Authenticator two = holder({token(1)}, 2);

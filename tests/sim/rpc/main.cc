@@ -29,7 +29,6 @@ int main(int argc, char** argv) {
       "prove_without_nonce",
       "same_proof_both_ways",
       "attach_before_proof",
-      "believe_names_of_refusals",
       "ignore_scopes",
       "tell_of_other_groups",
       "ask_other_groups",

@@ -362,7 +362,6 @@ void Process::perform(rpc::Dial& action) {
       const auto [ours, theirs] =
           world_->network.connect(*this, world_->outsider, world_->settings.tcp);
       world_->outsider.dialled_by(theirs);
-      claimed_by_outsider(other->name);
       opened(ours, world_->settings.tcp, address);
       return;
     }

@@ -229,8 +229,6 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
       break;
     case ErrorCode::auth:
       require(world_->settings.outsider && record.runs == 0, which + " was refused by a friend");
-      require(up_.empty() || claimed_.contains(record.peer),
-              which + " was refused by who does not have the peer's address");
       break;
     case ErrorCode::closed:
       require(false, which + " failed because somebody closed: " + error.message);

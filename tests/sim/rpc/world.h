@@ -111,9 +111,6 @@ class Process final : public Endpoint {
   const std::string name;
   const Uid instance;
 
-  // An outsider has answered at the address of this peer, or, through shared memory, has its name.
-  void claimed_by_outsider(const std::string& peer) { claimed_.insert(peer); }
-
  private:
   struct Services {
     std::uint64_t sent = 0;
@@ -170,7 +167,6 @@ class Process final : public Endpoint {
   std::map<Uid, std::string> up_;
   std::map<Uid, Services> services_;  // with each instance
   std::map<int, Time> heard_;         // by number, but for greetings
-  std::set<std::string> claimed_;     // see claimed_by_outsider()
   std::map<std::pair<Uid, std::uint16_t>, std::uint64_t> lane_order_;
   Time timer_ = kNever;
   std::uint64_t timer_token_ = 0;
