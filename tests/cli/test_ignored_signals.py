@@ -49,10 +49,12 @@ if __name__ == "__main__":
 
 
 def ignoring(command: Sequence[object], signals: Sequence[signal.Signals]) -> list[str]:
-    """The command, started by a program that ignores these signals."""
+    """The command, started by a program that ignores these signals and no other of STARTED_WITH."""
     stub = (
         "import os, signal, sys\n"
-        f"for number in {[int(each) for each in signals]}: signal.signal(number, signal.SIG_IGN)\n"
+        f"for number in {[int(each) for each in STARTED_WITH]}:\n"
+        f"    ignored = number in {[int(each) for each in signals]}\n"
+        "    signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)\n"
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     return [sys.executable, "-c", stub, *map(str, command)]

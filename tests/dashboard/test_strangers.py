@@ -169,7 +169,6 @@ def test_requests_that_are_wrong_fill_no_log(
             is_closed(one)
     records = [r for r in caplog.records if "dashboard" in r.getMessage() or r.exc_info]
     assert len(records) <= AT_ONCE
-    assert bool(records) == (limit._left_out > 0), "all are of one kind"
     for record in records:
         assert record.exc_info is None
         assert record.getMessage().isprintable()
