@@ -92,9 +92,8 @@ nb::object torch_storage(nb::handle tensor) {
 DLTensor torch_description(nb::handle tensor, const DLPackExchangeAPI* api, nb::handle storage) {
   DLTensor described;
   if (api->dltensor_from_py_object_no_sync(tensor.ptr(), &described) != 0) {
-    const nb::python_error e;
-    if (!e.matches(PyExc_RuntimeError)) throw e;
-    refuse_without_storage(tensor, e);
+    if (PyErr_ExceptionMatches(PyExc_RuntimeError) == 0) nb::raise_python_error();
+    refuse_without_storage(tensor, nb::python_error());
   }
   if (is_empty(described)) return described;
   if (described.data == nullptr) refuse_without_memory(tensor);
