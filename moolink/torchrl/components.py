@@ -172,7 +172,9 @@ class TableWriter(_Stateless, writers.Writer):  # type: ignore[misc]
         """The storage empties the table."""
 
 
-def described(storage: Any, sampler: Any, writer: Any) -> tuple[Replay, float, Any]:
+def described(
+    storage: Any, sampler: Any, writer: Any, generator: torch.Generator | None
+) -> tuple[Replay, float, Any]:
     """A replay of one table as TorchRL's components describe it, the exponent of the importance
     weights, and the device of samples.
 
@@ -193,12 +195,15 @@ def described(storage: Any, sampler: Any, writer: Any) -> tuple[Replay, float, A
         writers.TensorDictRoundRobinWriter,
     ):
         raise _other("writer", writer, "a RoundRobinWriter")
-    replay, device = stored_like(storage, selector)
+    replay, device = stored_like(storage, selector, generator)
     return replay, float(beta), device
 
 
-def stored_like(storage: Any, selector: Any) -> tuple[Replay, Any]:
-    """A replay of one table of a storage's size, and the device of samples.
+def stored_like(
+    storage: Any, selector: Any, generator: torch.Generator | None
+) -> tuple[Replay, Any]:
+    """A replay of one table of a storage's size with a seed that `generator` draws, and the device
+    of samples.
 
     Raises:
         TypeError: a table cannot do what the storage does.
@@ -212,7 +217,14 @@ def stored_like(storage: Any, selector: Any) -> tuple[Replay, Any]:
     device = getattr(storage, "device", None)
     on_host = device in (None, "auto") or torch.device(device).type == "cpu"
     table = Table("buffer", storage.max_size, selector)
-    return Replay(table, spill=folder), None if on_host else device
+    replay = Replay(table, seed=_drawn(generator), spill=folder)
+    return replay, None if on_host else device
+
+
+def _drawn(generator: torch.Generator | None) -> int | None:
+    if generator is None:
+        return None
+    return int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
 
 
 def _made(component: Any, kind: type) -> Any:

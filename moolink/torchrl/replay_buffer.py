@@ -51,6 +51,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             its size is the table's, its folder the replay's `spill`, its device that of samples.
         sampler: TorchRL's `RandomSampler` or `PrioritizedSampler`.
         writer: TorchRL's `RoundRobinWriter` or `TensorDictRoundRobinWriter`.
+        generator: one draw of it is the seed of the new replay.
         options: `collate_fn`, `pin_memory`, `prefetch`, `transform`, `transform_factory`,
             `dim_extend` (0) and `delayed_init`, as for TorchRL's buffer.
 
@@ -73,16 +74,19 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         storage: Any = None,
         sampler: Any = None,
         writer: Any = None,
+        generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
         if others := options.keys() - _OPTIONS:
             raise TypeError(f"a replay's table has no {', '.join(sorted(others))}")
         described = 1.0
         if replay is None:
-            replay, described, place = components.described(storage, sampler, writer)
+            replay, described, place = components.described(storage, sampler, writer, generator)
             device = place if device is None else device
-        elif not (storage is sampler is writer is None):
-            raise TypeError("give a replay, or the storage, sampler and writer of a new one")
+        elif not (storage is sampler is writer is generator is None):
+            raise TypeError(
+                "give a replay, or the storage, sampler, writer and generator of a new one"
+            )
         self._beta = described if beta is None else beta
         self._view = TableView(replay, table, timeout, device)
         super().__init__(
@@ -225,11 +229,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Args:
         alpha: the exponent of the priorities.
         beta: the exponent of the importance weights.
-        storage, options: as for :class:`ReplayBuffer`.
+        storage, generator, options: as for :class:`ReplayBuffer`.
     """
 
-    def __init__(self, *, alpha: float, beta: float, storage: Any = None, **options: Any) -> None:
-        replay, device = components.stored_like(storage, Prioritized(alpha))
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        storage: Any = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
+        replay, device = components.stored_like(storage, Prioritized(alpha), generator)
         super().__init__(replay, beta=beta, device=options.pop("device", device), **options)
 
 

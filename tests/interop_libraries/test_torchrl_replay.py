@@ -331,8 +331,28 @@ def test_a_table_as_torchrl_s_components_describe_it():
         {"storage": TensorStorage(torch.zeros(3))},
         {"sampler": SamplerWithoutReplacement()},
         {"writer": TensorDictMaxValueWriter()},
-        {"generator": torch.Generator()},
+        {"replay": Replay(Table("t", 1)), "generator": torch.Generator()},
         {"replay": Replay(Table("t", 1)), "storage": storage},
     ):
         with pytest.raises(TypeError):
             moolink.torchrl.ReplayBuffer(**refused)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        moolink.torchrl.ReplayBuffer,
+        functools.partial(moolink.torchrl.PrioritizedReplayBuffer, alpha=1.0, beta=1.0),
+    ],
+)
+def test_a_generator_determines_the_samples(made):
+    def samples(generator):
+        buffer = made(storage=ListStorage(10), batch_size=100, generator=generator)
+        buffer.extend(steps(*range(10)))
+        return buffer.sample()["obs"][:, 0].tolist()
+
+    generator = torch.Generator().manual_seed(1)
+    first, second = samples(generator), samples(generator)
+    assert first != second
+    assert samples(generator.manual_seed(1)) == first
+    assert samples(generator) == second
