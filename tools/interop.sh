@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Tests moolink beside other libraries: builds build/interop/NAME for each NAME.txt of requirements,
 # and runs the tests of tests/interop_libraries in it. Arguments go to pytest.
+# MOOLINK_TORCHRL_TESTS: the folder test/rb of a checkout of TorchRL, whose packages have no tests.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 tests=tests/interop_libraries
 failed=()
+[ -n "${MOOLINK_TORCHRL_TESTS:-}" ] ||
+  echo "TorchRL's own tests are left out: set MOOLINK_TORCHRL_TESTS to test/rb of a checkout of it"
 for requirements in "$tests"/requirements/*.txt; do
   name=$(basename "$requirements" .txt)
   venv=build/interop/$name
