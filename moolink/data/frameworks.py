@@ -28,8 +28,8 @@ def as_numpy(value: Any, name: str = "an array") -> npt.NDArray[Any]:
     Raises:
         TypeError: its elements cannot be read as plain memory; the message begins with ``name``.
     """
-    if type(value) is np.ndarray:
-        return value
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        return np.asarray(value)
     _core.check_array(value, name)
     if is_torch(value):
         array: npt.NDArray[Any] = value.detach().cpu().numpy()

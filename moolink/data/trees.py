@@ -146,8 +146,11 @@ def flatten(tree: Any, name: str = "data", read: bool = True) -> tuple[list[Leaf
         read: whether elements are needed; without them, arrays of device tensors are undefined.
 
     Raises:
-        TypeError: a leaf is no array, tensor or number; the message gives its path.
+        TypeError: a leaf is no array, tensor or number, or the tree is None; the message gives the
+            path.
     """
+    if tree is None:  # a node within a tree, but alone no data
+        raise _no_data(tree, name)
     leaves: list[Leaf] = []
     structure = _walk(tree, name, leaves)
     if read:
@@ -267,7 +270,11 @@ def _leaf(value: Any, path: str) -> Leaf:
         return leaf
     if hasattr(value, "__dlpack__"):
         return _numpy_leaf(_core.as_array(value), "numpy", path)
-    raise TypeError(
+    raise _no_data(value, path)
+
+
+def _no_data(value: object, path: str) -> TypeError:
+    return TypeError(
         f"{path} is a {type(value).__qualname__}: only arrays, tensors and numbers can "
         "be given, except to all_reduce with a callable op"
     )

@@ -45,14 +45,20 @@ def test_trains_goes_on_and_is_evaluated(tmp_path, learner):
     status, output = run(*command)
     assert status == 0, output
     assert re.search(r"after 8,\d+ steps: mean return -?[\d.]+ of 5 episodes", output)
-    refuses_other_checkpoints(command, tmp_path, saved)
 
 
-def refuses_other_checkpoints(command, directory, saved):
-    """A damaged checkpoint, or one of another network, ends the program with an error line."""
+@pytest.mark.parametrize("learner", ["torch.ppo", "jax.ppo"])
+def test_a_damaged_checkpoint_or_one_of_another_network_is_refused(tmp_path, learner):
+    pytest.importorskip(learner.partition(".")[0])
+    command = ["-m", f"examples.{learner}", "--env-id", "CartPole-v1", *SMALL]
+    command += ["--save-dir", str(tmp_path)]
+    status, output = run(*command, "--total-steps", "1000")
+    assert status == 0, output
+    saved = checkpoint.load(tmp_path)
+    command += ["--mode", "evaluate", "--episodes", "5"]
     name, array = next((k, v) for k, v in saved["parameters"].items() if v.ndim == 2)
     parameters = saved["parameters"] | {name: np.zeros((3, *array.shape), np.float32)}
-    checkpoint.save(directory, saved | {"parameters": parameters})
+    checkpoint.save(tmp_path, saved | {"parameters": parameters})
     other = f"is of another network or environment: {name} is (3, "
     for error in (other, f"{checkpoint.PREVIOUS} is damaged: the checksum of its "):
         status, output = run(*command)
@@ -60,9 +66,9 @@ def refuses_other_checkpoints(command, directory, saved):
         assert error in output
         assert "Traceback" not in output
         for file in (checkpoint.NAME, checkpoint.PREVIOUS):
-            data = bytearray((directory / file).read_bytes())
+            data = bytearray((tmp_path / file).read_bytes())
             data[len(data) // 2] ^= 1
-            (directory / file).write_bytes(data)
+            (tmp_path / file).write_bytes(data)
 
 
 @pytest.mark.parametrize("learner", ["torch.impala", "jax.ppo"])
