@@ -316,7 +316,7 @@ void RpcPeer::forget_if_over(HandlingOf::iterator handling) {
 // Whether the call waits until its caller takes results again: then it runs anew.
 bool RpcPeer::hold_back(const std::shared_ptr<Function>& function, const Incoming& incoming) {
   Tasks again;  // destroyed without the lock
-  again.push_back([self = shared_from_this(), function, incoming]() mutable {
+  again.push_back([self = shared_from_this(), function, incoming = incoming]() mutable {
     self->run(function, std::move(incoming));
   });
   const rpc::CallKey& key = incoming.responder->key();
