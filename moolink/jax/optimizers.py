@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from moolink.data import nodes
 from moolink.jax import arrays
 
 # Names of the running means in optax' states, and here.
@@ -68,7 +69,7 @@ def _put(node: Any, state: Mapping[str, Any]) -> Any:
         else _put(child, state)
         for field, child in zip(_fields(node), node, strict=True)
     ]
-    return type(node)(*children) if hasattr(node, "_fields") else tuple(children)
+    return nodes.maker(type(node))(children)
 
 
 def _moment(like: Any, state: Mapping[str, Any], name: str) -> Any:
