@@ -32,9 +32,15 @@ void TaskThread::submit(std::function<void()> task) {
 }
 
 void TaskThread::drop_tasks() {
-  std::deque<std::function<void()>> dropped;  // destroyed without the lock
-  const std::lock_guard lock(state_->mutex);
-  dropped.swap(state_->tasks);
+  // One at a time, each destroyed without the lock: a second container would allocate, and the
+  // destructor may not.
+  while (true) {
+    std::function<void()> dropped;
+    const std::lock_guard lock(state_->mutex);
+    if (state_->tasks.empty()) return;
+    dropped = std::move(state_->tasks.front());
+    state_->tasks.pop_front();
+  }
 }
 
 void TaskThread::abandon() noexcept { new (&thread_) std::thread(); }

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from moolink._core import check_array
 from moolink.data import nodes
-from moolink.data.frameworks import as_numpy, is_torch
+from moolink.data.frameworks import as_numpy, check_copied, is_torch
 from moolink.data.warm_memory import SMALL, WarmMemory
 from moolink.internal.shown import shown
 
@@ -94,7 +94,7 @@ def build(item: Nest, spec: Spec, path: str = "") -> Node:
         if isinstance(item, list | tuple):
             return _Sequence(path, type(item), children)
         return _Fields(path, node, children)
-    check_array(item, path or "the item")
+    check_copied(item, path or "the item", spec.device)
     if is_torch(item):
         return _TorchLeaf(path, item, spec)
     if is_array(item):
@@ -430,7 +430,7 @@ class _TorchLeaf(_ArrayLeaf):
             import torch
 
             item = torch.from_numpy(item)
-        check_array(item, self.name)
+        check_copied(item, self.name, self._device)
         if item.dtype != self._dtype or not self._has_shape(item.shape):
             raise self._mismatch(self._dtype, item)
 

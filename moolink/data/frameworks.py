@@ -22,6 +22,22 @@ def is_jax(value: object) -> bool:
     return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
 
 
+def check_copied(value: object, name: str, device: str) -> None:
+    """Raises TypeError, as `check_array` does, for an array that cannot be copied to ``device``.
+
+    Within a device that moolink does not read (mps, xpu, meta) torch copies its own tensors.
+    """
+    torch = sys.modules.get("torch")
+    if (
+        torch is not None
+        and type(value) is torch.Tensor
+        and value.device.type not in ("cpu", "cuda")
+        and value.device.type == torch.device(device).type
+    ):
+        return
+    _core.check_array(value, name)
+
+
 def as_numpy(value: Any, name: str = "an array") -> npt.NDArray[Any]:
     """A numpy view of an array of any framework; of one on a device, a copy on the host.
 

@@ -197,7 +197,9 @@ class _PufferLib(_Adapter):
 
 
 def _as_torch(actions: Any) -> Any:
+    if is_torch(actions):  # the environments read it, on any device that they have
+        return actions
     import torch
 
     check_array(actions, "an action")
-    return actions if is_torch(actions) else torch.from_dlpack(actions)  # type: ignore[attr-defined]
+    return torch.from_dlpack(actions)  # type: ignore[attr-defined]

@@ -320,3 +320,13 @@ def test_the_right_values_or_an_error_with_the_name(places: Places, way: str, ki
             WAYS[way](places, value)
     else:
         assert np.array_equal(as_numpy(WAYS[way](places, value)), VALUES)
+
+
+def test_a_batcher_on_a_device_of_torch_alone_leaves_its_tensors_to_torch() -> None:
+    batcher = moolink.Batcher(2, device="meta")
+    batcher.stack({"x": torch.empty(3, device="meta")})
+    batcher.stack({"x": torch.empty(3, device="meta")})
+    batch = batcher.get()["x"]
+    assert (batch.device.type, batch.shape) == ("meta", (2, 3))
+    with pytest.raises(TypeError, match="sparse"):
+        moolink.Batcher(2, device="meta").stack({"x": plain().to_sparse()})
