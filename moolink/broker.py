@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -95,7 +94,6 @@ def main(arguments: Sequence[str] | None = None, *, default_address: str = DEFAU
     import moolink
     from moolink import tokens
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     moolink.set_log_level(options.log_level)
     try:
         # Once: the file may be a pipe.

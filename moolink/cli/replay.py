@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from moolink.internal import logs
 from moolink.internal.signals import not_ignored
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import moolink
     from moolink.replay import ReplayServer
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         replay = _open(read_tables(options.tables), options.checkpoint, options.spill)
         token_file, insecure = options.token_file, options.insecure
@@ -107,7 +106,7 @@ def _save(replay: Replay, path: str, keep_previous: bool) -> bool:
     try:
         replay.checkpoint(path, keep_previous=keep_previous)
     except OSError as error:
-        logging.getLogger("moolink").error("no checkpoint was written: %s", error)
+        logs.logger.error("no checkpoint was written: %s", error)
         return False
     return True
 

@@ -227,7 +227,9 @@ class Supervisor:
     def _start_broker(self, *arguments: str, announces: bool = False) -> None:
         assert self._plan.broker is not None
         host = self._plan.broker.host
-        command = [self._plan.python if host.label else sys.executable, "-m", "moolink.broker"]
+        python = self._plan.python if host.label else sys.executable
+        # The launcher itself says which peers began and ended.
+        command = [python, "-m", "moolink.broker", "--log-level", "warning"]
         environment = {**self._plan.security, **_UNBUFFERED}
         self._broker = Process(self, host, None, "broker")
         self._start(self._broker, Task([*command, *arguments], {}, environment, announces))

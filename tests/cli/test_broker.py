@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -60,6 +61,9 @@ def test_says_at_the_start_that_other_machines_cannot_reach_it(host: str, told: 
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PROCESS_LIMIT)
     assert ("only this machine reaches" in errors) == told
+    # The broker's lines look like those of all programs of moolink.
+    line = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} INFO moolink\[\d+\] only this"
+    assert bool(re.search(line, errors)) == told
     assert ("moolink-broker 0.0.0.0:4431" in errors) == told
 
 

@@ -90,6 +90,23 @@ def test_peers_learn_who_they_are_and_arguments_are_verbatim(tmp_path):
     assert int(broker.rpartition(":")[2]) > 0
 
 
+GROUP_OF_ITS_OWN = """
+import moolink
+from moolink.launch import place
+
+where = place()
+with moolink.Rpc(where.name) as rpc:
+    rpc.connect(where.broker)
+    with moolink.Group(rpc, where.group) as group:
+        group.wait_for_members(1)
+"""
+
+
+def test_a_job_that_ends_well_says_nothing_of_itself(tmp_path):
+    done = run("-n", "1", script(tmp_path, GROUP_OF_ITS_OWN))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_connect_uses_a_running_broker_and_group(tmp_path):
     result = run("--connect", "10.0.0.1:99", "--group", "mine", script(tmp_path, REPORT))
     environment, _ = json.loads(result.stdout.removeprefix("[0] "))
