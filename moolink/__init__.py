@@ -8,9 +8,16 @@ imports neither torch nor JAX.
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import os
+import sys
 import threading  # noqa: F401 - a worker that imported it first would be taken for the main thread
 from typing import TYPE_CHECKING
+
+if sys.version_info < (3, 11):  # noqa: UP036 - pip checks this, a folder in PYTHONPATH does not
+    raise ImportError(
+        f"moolink needs Python 3.11 or later; this is Python {sys.version.split()[0]} "
+        f"({sys.executable})"
+    )
 
 from moolink.errors import (
     AuthError,
@@ -29,6 +36,7 @@ from moolink.errors import (
     TimeoutError,
     WireError,
 )
+from moolink.internal.installation import why_no_core
 
 if TYPE_CHECKING:
     from moolink import metrics
@@ -70,13 +78,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-if importlib.util.find_spec("moolink._core") is None:
-    raise ImportError(
-        f"moolink's extension module is not in {__path__[0]}. If moolink is installed elsewhere, "
-        "this folder of sources comes before it on sys.path: start Python in another folder, or "
-        "install the checkout in place with `pip install -e .`",
-        name="moolink._core",
-    )
+
+def _is_command() -> bool:
+    """Whether this process is the command ``moolink``, whose `doctor` explains what is missing."""
+    if sys.argv[:1] == ["-m"]:
+        return "moolink" in sys.orig_argv
+    return os.path.basename(sys.argv[0] if sys.argv else "") == "moolink"
+
+
+if not _is_command() and (_missing := why_no_core()) is not None:
+    raise ImportError(_missing, name="moolink._core")
 
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {

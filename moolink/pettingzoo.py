@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 
 from moolink.env_pool.driving import Step
 from moolink.env_pool.observations import writer
 from moolink.env_pool.spaces import describe, map_tree
 from moolink.env_pool.vector_env import VectorEnv
+from moolink.internal.extras import needed_by
+
+with needed_by("moolink.pettingzoo", "pettingzoo"):
+    import gymnasium
+    from gymnasium import spaces
 
 Array = npt.NDArray[Any]
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
-from stable_baselines3.common.vec_env import VecEnv as SB3VecEnv
 
 from moolink.data.frameworks import as_numpy
 from moolink.env_pool import calls
 from moolink.env_pool.vector_env import VectorEnv
+from moolink.internal.extras import needed_by
+
+with needed_by("moolink.sb3", "sb3"):
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode
+    from stable_baselines3.common.vec_env import VecEnv as SB3VecEnv
 
 Array = npt.NDArray[Any]
 Indices = int | Iterable[int] | None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDict
-
 from moolink.data.values import register
+from moolink.internal.extras import needed_by
+
+with needed_by("moolink.tensordict", "tensordict"):
+    from tensordict import TensorDict
 
 __all__ = ["TensorDict"]
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import importlib
 import importlib.machinery
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import moolink
 from moolink.cli import dump, limits
 from moolink.cli.finding import Finding, State
+from moolink.internal import extras
+from moolink.internal.installation import why_no_core
 from moolink.internal.processes import available_cores
 
-_PACKAGES = ("numpy", "torch", "jax", "ml_dtypes", "gymnasium", "ale_py")
+_EXTRA = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?")  # the name and extras of a requirement
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +54,17 @@ def main(argv: Sequence[str]) -> int:
         width = max(len(finding.topic) for finding in findings)
         for finding in findings:
             print(f"{finding.state:6}  {finding.topic:{width}}  {finding.text}")
+        print(_verdict(findings))
     return int(any(finding.state == "failed" for finding in findings))
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """The report in one line."""
+    failed = [finding.topic for finding in findings if finding.state == "failed"]
+    if failed:
+        return f"moolink does not work here as it should: see {', '.join(failed)}"
+    absent = [finding.topic for finding in findings if finding.state == "absent"]
+    return f"moolink works here{'; optional and absent: ' + ', '.join(absent) if absent else ''}"
 
 
 def examine() -> list[Finding]:
@@ -71,8 +84,7 @@ def examine() -> list[Finding]:
             findings.append(Finding(topic, "failed", str(error)))
     findings += limits.examine()
     findings += [_addresses(), _dumps(), _cuda(), _verbs(), _openssl()]
-    findings += [_package(name) for name in _PACKAGES]
-    return findings
+    return [*findings, _numpy(), *map(_extra, extras.names())]
 
 
 def _moolink() -> Finding:
@@ -107,10 +119,13 @@ def _shadowing() -> list[Finding]:
 
 
 def _core() -> Finding:
+    if (missing := why_no_core()) is not None:
+        return Finding("core", "failed", missing)
     try:
         module = importlib.import_module("moolink._core")
     except ImportError as error:
-        return Finding("core", "failed", f"the compiled core cannot be imported: {error}")
+        cure = "install moolink again, for this Python and this system"
+        return Finding("core", "failed", f"it does not load: {error}; {cure}")
     return Finding("core", "ok", str(module.__file__))
 
 
@@ -189,8 +204,11 @@ def _addresses() -> Finding:
     chosen = os.environ.get("MOOLINK_INTERFACE", "")
     try:
         core = importlib.import_module("moolink._core")
+    except ImportError as error:
+        return Finding("addresses", "absent", f"not looked for: {error}")
+    try:
         addresses: list[str] = core.host_addresses(chosen)
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         return Finding("addresses", "failed", str(error))
     by = f" (MOOLINK_INTERFACE={chosen})" if chosen else ""
     return Finding("addresses", "ok", f"peers are told {', '.join(addresses)}{by}")
@@ -267,13 +285,36 @@ def _openssl() -> Finding:
     return Finding("OpenSSL", "absent", f"{found['reason']}; {lack}")
 
 
-def _package(name: str) -> Finding:
-    # Versions come from metadata: importing torch or jax here would take seconds.
-    required = name == "numpy"
-    if importlib.util.find_spec(name) is None:
-        state: State = "failed" if required else "absent"
-        return Finding(name, state, "not installed")
+def _numpy() -> Finding:
     try:
-        return Finding(name, "ok", importlib.metadata.version(name.replace("_", "-")))
+        return Finding("numpy", "ok", importlib.metadata.version("numpy"))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "ok", "installed, version unknown")
+        return Finding("numpy", "failed", "not installed: pip install numpy")
+
+
+def _extra(name: str) -> Finding:
+    """The packages of an extra. Their versions come from metadata: to import torch or jax would
+    take seconds."""
+    present, missing = [], []
+    for package in dict.fromkeys(_distributions(extras.packages(name))):
+        try:
+            present.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return Finding(f"extra {name}", "ok", ", ".join(present))
+    text = f"no {', '.join(missing)}: {extras.install_command(name)}"
+    return Finding(f"extra {name}", "absent", text)
+
+
+def _distributions(requirements: Sequence[str]) -> Iterator[str]:
+    """The distributions that requirements name, with those of their extras."""
+    for requirement in requirements:
+        match = _EXTRA.match(requirement)
+        if match is None:
+            continue
+        name, of = match.groups()
+        yield name
+        for extra in of.split(",") if of else ():
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                yield from _distributions(extras.packages(extra, name))

@@ -34,6 +34,9 @@ def examine() -> list[Finding]:
     ]
 
 
+_SETTINGS = {"-n": "LimitNOFILE", "-u": "LimitNPROC", "-l": "LimitMEMLOCK"}  # of systemd
+
+
 def _limit(
     topic: str, of: int, option: str, least: int, lack: State, say: Callable[[int], str]
 ) -> Finding:
@@ -44,7 +47,8 @@ def _limit(
     if soft >= least:
         return Finding(topic, "ok", say(soft))
     if hard == soft:
-        cure = "the hard limit is the same: an administrator raises it (limits.conf, LimitNOFILE)"
+        where = f"limits.conf, or {_SETTINGS[option]} of a systemd service"
+        cure = f"the hard limit is the same: an administrator raises it ({where})"
     else:
         wanted = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
         cure = f"raise it with ulimit {option} {wanted}"

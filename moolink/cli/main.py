@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import moolink
+from moolink.internal.installation import why_no_core
 
 COMMANDS = ("run", "launch", "replay", "top", "dump", "doctor")
 USAGE = """\
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(f"moolink {moolink.__version__}")
         return 0
-    if command in COMMANDS:  # imported here: a command must not pay for the others' imports
+    if command in COMMANDS:
+        if command != "doctor" and (missing := why_no_core()) is not None:
+            sys.stderr.write(f"moolink: {missing}\n")
+            return 1
+        # Imported here: a command must not pay for the others' imports.
         return int(importlib.import_module(f"moolink.cli.{command}").main(rest))
     import difflib  # only for this error
 

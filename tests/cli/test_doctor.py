@@ -20,6 +20,7 @@ def test_the_report_is_complete_and_readable_by_programs(capsys):
     assert {"moolink", "core", "machine", "memfd", "pidfd", "CUDA", "numpy"} <= findings.keys()
     assert findings["numpy"]["state"] == "ok"
     assert all(item["text"] for item in findings.values())
+    assert "aiohttp" in findings["extra dashboard"]["text"]
 
 
 def test_a_failed_check_gives_its_reason_and_the_exit_status(monkeypatch, capsys):
@@ -31,6 +32,9 @@ def test_a_failed_check_gives_its_reason_and_the_exit_status(monkeypatch, capsys
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " eventfd " in line]
     assert line.startswith("failed")
     assert "Too many open files" in line
+    monkeypatch.undo()
+    main(["doctor"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("moolink works here")
 
 
 def test_the_report_says_what_rdma_goes_through_or_why_there_is_none():
@@ -65,7 +69,7 @@ def test_sources_that_come_before_the_package_are_a_failure(tmp_path, monkeypatc
     (tmp_path / "moolink" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 1
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "moolink here" in x]
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("failed  moolink here")]
     assert line.startswith("failed")
     assert f"{tmp_path / 'moolink'} comes before" in line
     assert "has no compiled core" in line

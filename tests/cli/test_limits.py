@@ -20,15 +20,15 @@ def found(topic: str) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("topic", "of", "state", "option"),
+    ("topic", "of", "state", "option", "setting"),
     [
-        ("descriptors", resource.RLIMIT_NOFILE, "failed", "-n"),
-        ("processes", resource.RLIMIT_NPROC, "absent", "-u"),
-        ("locked memory", resource.RLIMIT_MEMLOCK, "absent", "-l"),
+        ("descriptors", resource.RLIMIT_NOFILE, "failed", "-n", "LimitNOFILE"),
+        ("processes", resource.RLIMIT_NPROC, "absent", "-u", "LimitNPROC"),
+        ("locked memory", resource.RLIMIT_MEMLOCK, "absent", "-l", "LimitMEMLOCK"),
     ],
 )
 def test_a_low_limit_says_how_it_is_raised(
-    monkeypatch: pytest.MonkeyPatch, topic: str, of: int, state: str, option: str
+    monkeypatch: pytest.MonkeyPatch, topic: str, of: int, state: str, option: str, setting: str
 ) -> None:
     def is_limited_to(soft: int, hard: int) -> Finding:
         real = resource.getrlimit
@@ -41,7 +41,7 @@ def test_a_low_limit_says_how_it_is_raised(
     assert is_limited_to(200, 4096).state == state
     assert is_limited_to(200, 4096).text.endswith(f"raise it with ulimit {option} 4096")
     assert is_limited_to(200, resource.RLIM_INFINITY).text.endswith(f"ulimit {option} unlimited")
-    assert "an administrator raises it" in is_limited_to(200, 200).text
+    assert f"an administrator raises it (limits.conf, or {setting}" in is_limited_to(200, 200).text
     assert is_limited_to(1 << 40, 1 << 40).state == "ok"
     unlimited = is_limited_to(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert (unlimited.state, unlimited.text) == ("ok", "unlimited")
