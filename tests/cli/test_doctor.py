@@ -69,8 +69,8 @@ def test_sources_that_come_before_the_package_are_a_failure(tmp_path, monkeypatc
     (tmp_path / "moolink" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 1
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("failed  moolink here")]
-    assert line.startswith("failed")
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("failed  moolink here")]
     assert f"{tmp_path / 'moolink'} comes before" in line
     assert "has no compiled core" in line
 
