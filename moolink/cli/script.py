@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from typing import Any
+
+# Scripts seldom have these. Many have a `--group` or `--connect`.
+_OF_LAUNCHERS = {"-n", "--peers", "--restart", "--restarts", "--cores", "--cores-each", "--hosts"}
 
 
 def add_job_options(parser: argparse.ArgumentParser, title: str, broker_option: str) -> None:
@@ -50,6 +56,7 @@ def parse(
         parser.error(missing)
     if options.insecure and options.token_file is not None:
         parser.error("give one of --token-file and --insecure")
+    _tell_of_late_options(parser, argv, own, target)
     return options, target
 
 
@@ -66,6 +73,34 @@ def require(parser: argparse.ArgumentParser, script: str) -> None:
     if not os.path.exists(script):
         hint = "" if script.endswith(".py") else f" (a module is run with -m {script})"
         parser.error(f"no such script: {script}{hint}")
+
+
+def _tell_of_late_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str], own: list[str], target: list[str]
+) -> None:
+    """Says that an option of the launcher after the script, where newcomers put it, is the
+    script's."""
+    if "--" in argv[: len(argv) - len(target)]:
+        return  # the user knows where the script's arguments begin
+    end = 2 if target[0] == "-m" else 1
+    known = {name for action in parser._actions for name in action.option_strings}
+    for argument, following in itertools.pairwise([*target[end:], ""]):
+        name = _name_of(argument)
+        if name in _OF_LAUNCHERS & known and name not in map(_name_of, own):
+            print(
+                f"{parser.prog}: {argument} is an argument of the script, for it comes after it; "
+                f"options of {parser.prog} come before the script: "
+                f"{parser.prog} {argument if argument != name else f'{name} {following}'} "
+                f"{shlex.join(target[:end])}",
+                file=sys.stderr,
+            )
+
+
+def _name_of(option: str) -> str:
+    """An option without a value that is written with it: `-n2`, `--peers=2`."""
+    if option.startswith("--"):
+        return option.partition("=")[0]
+    return option[:2] if option[2:].isdigit() else option
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,9 @@
-"""The broker of a job whose launcher starts none: a child of the job's first process."""
+"""The broker of a job whose launcher starts none: a child of the job's first process, or in a
+process that is alone a part of it."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -9,16 +11,43 @@ import socket
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from moolink.errors import Error
 from moolink.internal.addresses import is_loopback
 from moolink.internal.processes import ends_with_parent
+
+if TYPE_CHECKING:
+    from moolink.group.broker_peer import Broker
 
 _PORT_TIMEOUT = 15.0  # seconds until the broker of a process that was restarted has gone
 _START_TIMEOUT = 30.0  # seconds; imports included, on a machine busy with other work
 _PAUSE = 0.1
 
 _started: tuple[str, int, subprocess.Popen[bytes]] | None = None  # address, our pid, the child
+_alone: tuple[str, int, Broker] | None = None  # address, our pid
+
+
+def of_this_process() -> str:
+    """Returns the address of the broker in this process, which the first call makes.
+
+    Raises:
+        moolink.Error: it cannot listen.
+    """
+    global _alone
+    if _alone is None or _alone[1] != os.getpid():
+        from moolink.group.broker_peer import Broker
+
+        broker = Broker(first=True)
+        address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        atexit.register(_close, broker, os.getpid())
+        _alone = (address, os.getpid(), broker)
+    return _alone[0]
+
+
+def _close(broker: Broker, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has no broker to close
+        broker.close()
 
 
 def start(address: str) -> None:

@@ -33,7 +33,8 @@ class Place:
         name: for the process's Rpc: no other peer of the broker has it, and a process that is
             started again has the same.
         group: name of the group, or ``None``: the process is alone, and chooses.
-        broker: ``"HOST:PORT"``, or ``None``: the process is alone.
+        broker: ``"HOST:PORT"``, or ``None``: the process is alone, and :meth:`start_broker` makes
+            it one of its own.
         cores: how many this process may use.
         restarted: whether the process was started again after a failure or a preemption.
         source: the launcher that started the process: ``"moolink"``, ``"torchrun"``,
@@ -54,21 +55,32 @@ class Place:
     source: Source
     starts_broker: bool = False
 
-    def start_broker(self) -> str | None:
+    def start_broker(self) -> str:
         """Starts the job's broker if this process must; returns the broker's address.
 
-        Every process of the job calls this once it is ready to connect. In the process of index 0
-        of a job whose launcher starts no broker (torchrun, mpirun, Slurm) it starts one, which
-        ends with the calling thread: call it in the main thread. In others it starts nothing.
+        Every process of the job calls this once it is ready to connect. A process that is alone
+        gets a broker of its own, at a free port of 127.0.0.1, so that a script needs no launcher.
+        In the process of index 0 of a job whose launcher starts no broker (torchrun, mpirun, Slurm)
+        it starts one, which ends with the calling thread: call it in the main thread. In others it
+        starts nothing.
 
         Raises:
-            moolink.Error: the broker cannot listen.
+            moolink.Error: the broker cannot listen, or this is one of several processes whose
+                launcher has named no broker.
         """
-        if self.starts_broker and self.broker is not None:
-            # Imported here: most processes start none.
-            from moolink.launch.own_broker import start
+        # Imported here: most processes start none.
+        from moolink.launch import own_broker
 
-            start(self.broker)
+        if self.broker is None and self.count > 1:
+            raise Error(
+                f"this is process {self.index} of {self.count}, and nobody has told them where "
+                "their broker is: start one (`moolink-broker 0.0.0.0:4431`) and give all of them "
+                "its address in MOOLINK_BROKER"
+            )
+        if self.broker is None:
+            return own_broker.of_this_process()
+        if self.starts_broker:
+            own_broker.start(self.broker)
         return self.broker
 
 

@@ -107,6 +107,26 @@ def test_a_job_that_ends_well_says_nothing_of_itself(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["SCRIPT", "-n", "2"], ["run -n 2 SCRIPT"]),
+        (["SCRIPT", "-n2", "--restart=3"], ["run -n2 SCRIPT", "run --restart=3 SCRIPT"]),
+        (["-n", "1", "SCRIPT", "-n", "2"], []),
+        (["--", "SCRIPT", "-n", "2"], []),
+        (["SCRIPT", "--group", "mine"], []),
+    ],
+)
+def test_options_after_the_script_are_said_to_be_its_own(
+    tmp_path: pathlib.Path, arguments: list[str], told: list[str], capsys: pytest.CaptureFixture
+) -> None:
+    path = script(tmp_path, "")
+    parse([path if argument == "SCRIPT" else argument for argument in arguments])
+    lines = capsys.readouterr().err.replace(path, "SCRIPT").splitlines()
+    assert [line.rpartition(": moolink ")[2] for line in lines] == told
+    assert all("options of moolink run come before the script" in line for line in lines)
+
+
 def test_connect_uses_a_running_broker_and_group(tmp_path):
     result = run("--connect", "10.0.0.1:99", "--group", "mine", script(tmp_path, REPORT))
     environment, _ = json.loads(result.stdout.removeprefix("[0] "))

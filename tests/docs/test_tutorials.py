@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import moolink
-from tests.docs.examples import examples_of, run_example
+from tests.docs.examples import ROOT, examples_of, run_example
 from tests.ports import unused_port
 from tests.waiting import PROCESS_LIMIT
 
@@ -90,11 +90,10 @@ def test_two_peers_start_without_a_launcher(tmp_path: Path) -> None:
     save(tmp_path, "two-peers", ["walk.py", "learner.py"])
     path = tmp_path / "learner.py"
     path.write_text(path.read_text().replace("20_000", "400"))
-    alone = subprocess.run(
-        [*PYTHON, "learner.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_LIMIT
-    )
-    assert alone.returncode == 1
-    assert alone.stderr == "start this script with: moolink run -n 2 learner.py\n"
+    with started(tmp_path, ["learner.py"]) as (alone,):
+        output, _ = alone.communicate(timeout=PROCESS_LIMIT)
+        assert alone.returncode == 0
+        assert "mean return of the last round" in output
     with moolink.Broker(first=True) as broker:
         address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
         environment = {"MOOLINK_BROKER": address, "MOOLINK_GROUP": "walk"}
@@ -165,6 +164,48 @@ def test_actors_learn(tmp_path: Path) -> None:
         lines = [actor.communicate(timeout=PROCESS_LIMIT)[0] for actor in actors]
     best = max(mean for text in lines for _, mean in versions_and_returns(text))
     assert best > 150, "an untrained policy makes about 20"
+
+
+def debugged(directory: Path, commands: list[str]) -> str:
+    """The output of pdb with the page's script, as a reader drives it."""
+    save(directory, "debugging", ["line.py"])
+    with started(directory, ["-m", "pdb", "line.py"]) as (debugger,):
+        return debugger.communicate("\n".join([*commands, ""]), timeout=PROCESS_LIMIT)[0]
+
+
+def test_a_lone_script_under_pdb(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    page = (ROOT / "docs/tutorials/debugging.md").read_text()
+    commands = re.findall(r"^    \(Pdb\) (.*)$", page, re.MULTILINE)
+    assert commands[:2] == ["break 21", "continue"]
+    more = ["continue", "continue", "p step.version", "clear 1", "continue", "quit"]
+    said = debugged(tmp_path, [*commands, *more])
+    assert "-> step.reduce(" in said
+    assert re.search(r"\(0, \d+\.\d+\)", said), said
+    assert "tensor([[" in said, "the gradients"
+    assert "(Pdb) 2\n" in said, "rounds are applied between two stops"
+    assert "ends at version 10" in said
+
+
+def test_a_peer_of_several_under_pdb(tmp_path: Path) -> None:
+    """One that stands at a breakpoint does not keep the others from training."""
+    pytest.importorskip("torch")
+    save(tmp_path, "debugging", ["line.py"])
+    with moolink.Broker(first=True) as broker:
+        address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+        environment = {"MOOLINK_BROKER": address, "MOOLINK_GROUP": "line"}
+        stopped, other = ["-m", "pdb", "line.py"], ["line.py"]
+        with started(tmp_path, stopped, **environment) as (debugger,):
+            assert debugger.stdin is not None
+            assert debugger.stdout is not None
+            debugger.stdin.write("break 21\ncontinue\np 'stands'\n")
+            debugger.stdin.flush()
+            while "stands" not in (line := debugger.stdout.readline()):
+                assert line, "pdb ended"
+            with started(tmp_path, other, **environment) as (peer,):
+                debugger.stdin.write("clear 1\ncontinue\nquit\n")
+                debugger.stdin.flush()
+                assert "ends at version 10" in peer.communicate(timeout=PROCESS_LIMIT)[0]
 
 
 def test_torch_and_jax(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ import pytest
 import moolink
 from moolink.launch import Place, place
 from moolink.launch.place import FIRST_PORT, PORTS
+from tests.waiting import PROCESS_LIMIT
 
 TORCHRUN = {
     "RANK": "3",
@@ -75,6 +77,41 @@ def test_without_any_the_process_is_alone() -> None:
     assert found.cores >= 1
     given = place({"MOOLINK_BROKER": "h:1", "MOOLINK_GROUP": "g", "MOOLINK_PEER_NAME": "n"})
     assert (given.broker, given.group, given.name, given.source) == ("h:1", "g", "n", "alone")
+
+
+ALONE = """
+import moolink
+from moolink.launch import place
+
+mine = place()
+with moolink.Rpc(mine.name) as rpc, moolink.Group(rpc, mine.group or "g") as group:
+    rpc.connect(mine.start_broker())
+    group.wait_for_members(mine.count, 60)
+    assert place().start_broker() == mine.start_broker()  # one broker a process
+    with moolink.Rpc("other") as other, moolink.Group(other, "g") as theirs:
+        other.connect(mine.start_broker())
+        theirs.wait_for_members(2, 60)
+    print(group.members() == [mine.name])
+"""
+
+
+def test_a_process_that_is_alone_has_a_broker_of_its_own() -> None:
+    variables = {name: value for name, value in os.environ.items() if "MOOLINK" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT,
+        env=variables,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_one_of_several_processes_without_a_broker_starts_none() -> None:
+    found = place({"MOOLINK_NUM_PEERS": "3", "JOB_COMPLETION_INDEX": "2"})
+    with pytest.raises(moolink.Error, match=r"process 2 of 3.*MOOLINK_BROKER"):
+        found.start_broker()
 
 
 def test_moolinks_own_variables_win() -> None:
