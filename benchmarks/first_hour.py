@@ -60,7 +60,7 @@ def measure(options: Options) -> Result:
         try:
             first_update = None
             for line in job.stdout:
-                if "| update " in line:
+                if "/s of " in line:
                     first_update = time.monotonic() - started
                     break
             if first_update is None:

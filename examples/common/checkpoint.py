@@ -29,6 +29,8 @@ _ARRAY, _TUPLE, _ITEMS = "$array", "$tuple", "$items"
 
 _KIND, _VERSION = "learner", 2
 _SEAL = files.seal_size(_KIND, _VERSION)
+# A job goes on from a checkpoint of the same
+_SAME = ("env_id", "hidden_size", "lstm", "frame_size", "normalize", "optimizer")
 _MOST_TOLD = 4  # differences of a network that an error names
 
 
@@ -72,31 +74,46 @@ def load(directory: Path) -> dict[str, Any] | None:
             warnings.warn(f"{fault}; going on from {path}", RuntimeWarning, stacklevel=2)
         return tree
     if faults:
-        raise moolink.FileError(
-            "; ".join(faults) + "; remove the files to start anew, or pass --no-resume",
-            path=str(directory / NAME),
-        )
+        raise moolink.FileError("; ".join(faults), path=str(directory / NAME))
     return None
 
 
 def check_can_go_on(options: Options, saved: dict[str, Any]) -> None:
     """Raises OptionError if the checkpoint is that of another job, or of one that is done."""
-    playing = options.mode == "evaluate"
-    mine, theirs = options.as_dict(), saved["options"]
-    for name in ("env_id", "hidden_size", "lstm", "frame_size", "normalize", "optimizer"):
-        want, have = mine.get(name), theirs.get(name)
-        if have != want and not (playing and name == "optimizer"):
-            option = "--" + name.replace("_", "-")
-            raise OptionError(
-                f"the checkpoint in {options.run_dir} is of {option} {have}, not {want}; "
-                "give another --save-dir, or --no-resume to start anew"
-            )
-    steps = saved["totals"].get("steps", 0)
-    if not playing and steps >= options.total_steps:
+    if (what := other_job(options, saved["options"])) is not None:
+        raise OptionError(f"the checkpoint in {options.run_dir} {what}; {remedy(options)}")
+    if options.mode == "train" and is_done(options, saved):
+        steps = saved["totals"]["steps"]
         raise OptionError(
             f"the checkpoint in {options.run_dir} has learned from {steps:,} steps already; "
-            f"give more than --total-steps {options.total_steps}, or --no-resume to start anew"
+            f"give more than --total-steps {options.total_steps}, or {remedy(options)}"
         )
+
+
+def other_job(options: Options, theirs: Mapping[str, Any]) -> str | None:
+    """Says in what a run of the options `theirs` differs, if these cannot go on from it."""
+    mine = options.as_dict()
+    for name in _SAME:
+        if (name in mine) != (name in theirs):  # another algorithm
+            return f"is of {theirs.get('learner', 'another learner')}, not of {mine['learner']}"
+        if options.mode == "evaluate" and name == "optimizer":
+            continue
+        if name in mine and mine[name] != theirs[name]:
+            option = "--" + name.replace("_", "-")
+            return f"is of {option} {theirs[name]}, not {mine[name]}"
+    return None
+
+
+def is_done(options: Options, saved: Mapping[str, Any]) -> bool:
+    """Whether a job of these options has nothing left to learn."""
+    return bool(saved["totals"].get("steps", 0) >= options.total_steps)
+
+
+def remedy(options: Options) -> str:
+    """What to do about a folder that is not for this job."""
+    if options.mode == "evaluate":
+        return "give the --save-dir of another job"
+    return "give another --save-dir, or --no-resume to start anew"
 
 
 def parameters(
@@ -118,8 +135,7 @@ def parameters(
         path = options.run_dir / NAME
         raise moolink.FileError(
             f"the checkpoint {path} is of another network or environment: "
-            f"{'; '.join(differences[:_MOST_TOLD])}; give another --save-dir, or --no-resume to "
-            "start anew",
+            f"{'; '.join(differences[:_MOST_TOLD])}; {remedy(options)}",
             path=str(path),
         )
     return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from moolink import files
 _MOST_BYTES = 1 << 28
 
 COLUMNS = (
-    "seconds",  # since this peer began
+    "seconds",  # since the run began, without the time between its jobs
     "steps",  # of the whole group's environments that were learned from
     "updates",  # rounds applied, which is the model's version
     "episodes",  # that `mean_return` is the mean of
@@ -49,6 +50,14 @@ class LearningCurve:
         Rows after it belong to a job that was not resumed, or that went on after its checkpoint.
         Raises moolink.FileError if the file there is not such a curve.
         """
+        # A process that gets a signal has little time: too little to import this then.
+        threading.Thread(target=_figure, name="imports matplotlib", daemon=True).start()
+        if options.wandb_project is not None:  # first: if it refuses, the files are as they were
+            self._wandb = _wandb().init(
+                project=options.wandb_project,
+                dir=str(self.csv_path.parent),
+                config=options.as_dict(),
+            )
         self.csv_path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._rows() if int(row["steps"]) <= from_step] if from_step else []
         text = io.StringIO(newline="")
@@ -61,12 +70,6 @@ class LearningCurve:
         from tensorboard.summary import Writer
 
         self._tensorboard = Writer(str(self._events))
-        if options.wandb_project is not None:
-            self._wandb = _wandb().init(
-                project=options.wandb_project,
-                dir=str(self.csv_path.parent),
-                config=options.as_dict(),
-            )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row; values without a column go to TensorBoard only."""
@@ -90,13 +93,8 @@ class LearningCurve:
     def plot(self, title: str) -> None:
         """Draws the mean return over the steps, as far as any episode has ended."""
         rows = [row for row in self._rows() if row["mean_return"]]
-        # Imported here: it costs half a second and 50 MB, and only the leader needs it.
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        figure = _figure()
+        axes = figure.add_subplot()
         axes.plot(
             [int(row["steps"]) / 1e6 for row in rows],
             [float(row["mean_return"]) for row in rows],
@@ -105,7 +103,6 @@ class LearningCurve:
         axes.grid(alpha=0.3)
         with files.written(self.png_path) as file:
             figure.savefig(file, dpi=120, format="png")
-        pyplot.close(figure)
 
     def _rows(self) -> list[dict[str, str]]:
         if not self.csv_path.exists():
@@ -144,6 +141,22 @@ def _is_row(row: Mapping[str | None, Any]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _figure() -> Any:
+    # Imported here: it costs half a second and 50 MB, and only the leader needs it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def check(options: Options) -> None:
+    """Raises OptionError if the package that the options ask for is not installed."""
+    if options.wandb_project is not None:
+        _wandb()
 
 
 def _wandb() -> Any:

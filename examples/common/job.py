@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -18,8 +19,9 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 import moolink
-from examples.common import checkpoint
+from examples.common import checkpoint, curve
 from examples.common.curve import LearningCurve
+from examples.common.folder import RunFolder
 from examples.common.options import Options
 from examples.common.progress import Terminal, process_start, progress_line
 from moolink import files
@@ -54,20 +56,26 @@ class Job(abc.ABC):
     """
 
     def __init__(self, options: Options) -> None:
+        """Makes and changes no file.
+
+        Raises:
+            OptionError, moolink.FileError: as RunFolder; or a package is not installed.
+        """
+        curve.check(options)
         self.options = options
+        self.folder = RunFolder(options)
+        self.saved = self.folder.saved
         self.started = process_start()
+        self._origin = self.started  # of the column `seconds`
+        self._learns_since: float | None = None
         self.terminal = Terminal(options.total_steps)
-        self.curve = LearningCurve(options.run_dir)
-        self.saved = checkpoint.load(options.run_dir) if options.resume else None
         self.totals: Mapping[str, int] = {}
         self.version = 0
         if self.saved is not None:
-            checkpoint.check_can_go_on(options, self.saved)
             # Why the job before ended is over and done with.
             self.totals = {k: v for k, v in self.saved["totals"].items() if k != "time_is_up"}
             self.version = self.saved["model_version"]
-            at = f"at step {self.totals.get('steps', 0):,}"
-            self.terminal.say(f"resumed from {options.run_dir / checkpoint.NAME} {at}")
+            self._origin -= self.saved.get("seconds", 0.0)
         self._signal: str | None = None
         self._kept_steps = self.totals.get("steps", 0)  # of the newest checkpoint
         self._ending = threading.Lock()  # the thread that ends the process never releases it
@@ -75,6 +83,7 @@ class Job(abc.ABC):
         self._row_steps, self._row_time = self.totals.get("steps", 0), self.started
         self._next_log = self._next_checkpoint = 0.0
         self._snapshot: Callable[[], dict[str, Any]]
+        self.curve: LearningCurve  # of the process that leads
         # Scalars of any framework. A row of the curve converts them: no turn waits for a device.
         self.metrics: Mapping[str, Any] = {}
 
@@ -137,11 +146,29 @@ class Job(abc.ABC):
         episodes, returns = np.subtract(self._finished(), self._window[0]).tolist()
         return returns / THOUSANDTHS / episodes if episodes else None
 
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between its jobs."""
+        return time.monotonic() - self._origin
+
+    def _begin_to_learn(self, now: float) -> None:
+        """Called at least once when all is there that learning needs."""
+        if self._learns_since is None:
+            self._learns_since = self._row_time = now
+
+    def _time_is_up(self) -> bool:
+        limit, since = self.options.max_seconds, self._learns_since
+        return limit is not None and since is not None and time.monotonic() - since > limit
+
     # Overridden by kinds of jobs.
 
-    def state(self) -> dict[str, Any]:
+    def _kept_state(self) -> dict[str, Any]:
         """A checkpoint's content beside the model."""
         return {}
+
+    @abc.abstractmethod
+    def _log_last(self) -> None:
+        """Writes a row of what was learned since the row before, if anything was."""
 
     def _has_news(self) -> bool:
         """Whether this process has unsaved progress that no other process will save."""
@@ -170,50 +197,66 @@ class Job(abc.ABC):
         while len(self._window) > 1 and self._window[-1][0] - self._window[1][0] >= WINDOW:
             self._window.popleft()
 
-    def _start_curve(self) -> None:
-        self._write(self.curve.start, self.totals.get("steps", 0), self.options)
+    def _start_files(self) -> None:
+        """Called by the process that leads, when it begins to."""
+        steps = self.totals.get("steps", 0)
+        self.terminal.say(self.folder.begins(steps))
+        self.curve = LearningCurve(self.folder.make())
+        self._write(self.curve.start, steps, self.options)
+        self._write(self.folder.write_options)
 
-    def _log(self, now: float, of_whom: str, **columns: Any) -> None:
-        """Writes one row of the learning curve and says it in the terminal."""
+    def _log(self, now: float, of_whom: str, leads: bool, **columns: Any) -> None:
+        """Says a row of the learning curve in the terminal; the process that leads writes it."""
         totals, options = self.totals, self.options
         steps = totals["steps"]
+        rate = (steps - self._row_steps) / max(1e-9, now - self._row_time)
         row = {
-            "seconds": round(now - self.started, 2),
+            "seconds": round(self.seconds, 2),
             "steps": steps,
             "updates": self._model_version(),
             "episodes": totals.get("episodes", 0) - self._window[0][0],
             "mean_return": self.mean_return,
-            "steps_per_second": round((steps - self._row_steps) / (now - self._row_time), 1),
+            "steps_per_second": round(rate, 1),
             "cpu_seconds": round(time.process_time(), 2),
             "learning_rate": options.rate(totals),
             **columns,
             **{name: float(x) for name, x in self.metrics.items()},
         }
-        self._write(self.curve.append, row)
-        self.terminal.say(progress_line(row, options.total_steps, of_whom))
-        self._row_steps, self._row_time = steps, now
-
-    def _show_progress(self) -> None:
-        self.terminal.advance(self.totals["steps"], f"return {self.mean_return or 0.0:.2f}")
+        if leads:
+            self._write(self.curve.append, row)
+        left = self._seconds_left(now, steps, rate)
+        line = progress_line(row, options.total_steps, of_whom, left)
+        self.terminal.progress(steps, line, leads=leads)
         if self.mean_return is not None:
             moolink.metrics.gauge("mean_return", "Of the last episodes.").set(self.mean_return)
+        self._row_steps, self._row_time = steps, now
+
+    def _seconds_left(self, now: float, steps: int, rate: float) -> float:
+        since = now if self._learns_since is None else self._learns_since
+        # The first rounds say nothing of the speed.
+        knows_rate = rate > 0 and now - since > min(1.0, self.options.log_interval)
+        left = (self.options.total_steps - steps) / rate if knows_rate else math.inf
+        limit = self.options.max_seconds
+        return left if limit is None else min(left, since + limit - now)
 
     # Files.
 
     def _save(self) -> None:
         tree = {
             **to_numpy(self._snapshot()),
-            "state": self.state(),
+            "state": self._kept_state(),
             "totals": dict(self.totals),
+            "seconds": self.seconds,
             "model_version": self._model_version(),
             "options": self.options.as_dict(),
         }
-        self._write(checkpoint.save, self.options.run_dir, tree)
+        self._write(checkpoint.save, self.folder.make(), tree)
         self._kept_steps = tree["totals"].get("steps", 0)
 
     def _save_when_due(self, now: float) -> None:
         if now >= self._next_checkpoint:
             self._next_checkpoint = now + self.options.checkpoint_interval
+            self._log_last()
             self._save()
             self._write(self.curve.plot, self.options.env_id)
 
@@ -225,8 +268,9 @@ class Job(abc.ABC):
         )
 
     def _write_results(self) -> None:
+        """After the checkpoint, which matters more where there is little time."""
         self._write(self.curve.plot, self.options.env_id)
-        self.terminal.say(f"learning curve: {self.curve.csv_path}, {self.curve.png_path}")
+        self.terminal.say(f"learning curve: {self.curve.csv_path} and .png")
         self._write(self._write_json)
         self.curve.close()
 
@@ -236,7 +280,7 @@ class Job(abc.ABC):
         result = {
             "mean_return": self.mean_return,
             "steps": self.totals.get("steps", 0),
-            "seconds": round(time.monotonic() - self.started, 2),
+            "seconds": round(self.seconds, 2),
             "updates": self._model_version(),
             "options": self.options.as_dict(),
         }

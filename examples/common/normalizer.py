@@ -87,7 +87,7 @@ class Normalizer:
 
     def load(self, state: Mapping[str, Any]) -> None:
         with self._lock:
-            for name in self._total:
+            for name in self._total.keys() & state.keys():  # a job may begin to use one
                 self._total[name] = np.array(state[name], np.float64)
         self._refresh()
 

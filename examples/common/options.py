@@ -38,19 +38,23 @@ class Options:
     one or a parallel environment of PettingZoo. A function with a parameter `num_envs` makes a
     vector environment of any library that `moolink.drive` takes."""
     mode: Literal["train", "evaluate"] = "train"
-    """`evaluate` plays with the likeliest actions from the checkpoint and prints returns."""
+    """`evaluate` plays with the likeliest actions from a run's checkpoint and prints returns. The
+    environment and the network are those of the run."""
     total_steps: int = 1_000_000
     """Length of the job in steps of all peers' environments. The learning rate falls linearly to 0
     over it."""
     max_seconds: float | None = None
-    """Stop after this many seconds, all peers at the same round."""
+    """Stop after this many seconds of learning, all peers at the same round. The start does not
+    count."""
     seed: int = 0
     """Seed of the parameters, equal on all peers, and with the peer's index of its actions."""
     save_dir: Path | None = None
-    """Checkpoint, learning_curve.csv and .png, and TensorBoard's files; written by the group's
-    leader. Default: runs/ENV_ID."""
+    """Folder of the run: checkpoint, options.json, learning curve (CSV and PNG), TensorBoard's
+    files; written by the group's leader. Default: the newest run of the same network in
+    runs/ENV/LEARNER, or a new folder there if that run has all its steps."""
     resume: bool = True
-    """Go on from the checkpoint in the save directory if there is one."""
+    """Go on from the run's checkpoint. `--no-resume` begins a new run; in a `--save-dir` that has
+    one it replaces that."""
     result_json: Path | None = None
     """The leader writes the final return, steps and seconds here, for programs that search."""
     wandb_project: str | None = None
@@ -113,8 +117,19 @@ class Options:
         return re.sub(r"\W+", "-", self.env_id.removeprefix(ATARI)).strip("-")
 
     @property
+    def learner(self) -> str:
+        """Of the program, for paths: `torch.impala`, or the name of a script of the user's."""
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        name = (
+            Path(getattr(main, "__file__", None) or "learner").stem if spec is None else spec.name
+        )
+        return re.sub(r"[^\w.]+", "-", name.removeprefix("examples."))
+
+    @property
     def run_dir(self) -> Path:
-        return self.save_dir or Path("runs") / self.env_name
+        """The run's folder, or that of all runs of this learner while none is chosen."""
+        return self.save_dir or Path("runs") / self.env_name / self.learner
 
     @property
     def group_name(self) -> str:
@@ -151,11 +166,9 @@ class Options:
         """Changes the defaults to those for the environment."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All options as JSON values, for the checkpoint."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        """All options and the learner's name as JSON values, for the run's files."""
+        options = {"learner": self.learner, **dataclasses.asdict(self)}
+        return {k: str(x) if isinstance(x, Path) else x for k, x in options.items()}
 
 
 @dataclass
@@ -175,7 +188,19 @@ class GroupOptions(Options):
     baseline_cost: float = 0.5
     """Weight of the value loss."""
     parallel_gradients: int = 1
-    """Rounds that may be under way at once. With 1 no peer is twice in one round."""
+    """Rounds that may be under way at once."""
+    virtual_batch_size: int | None = None
+    """Batch size of a round, in the unit of the contributions'; equal on all peers: a peer that
+    joins takes the group's. Default: one contribution of each peer."""
+
+    @property
+    def own_batch_size(self) -> int:
+        """Of a contribution of this peer."""
+        raise NotImplementedError
+
+    @property
+    def round_size(self) -> int:
+        return self.virtual_batch_size or self.own_batch_size * self.num_peers
 
     def validate(self) -> None:
         super().validate()
@@ -196,8 +221,6 @@ class ImpalaOptions(GroupOptions):
     batch_size: int = 8
     """Environments in one contribution, which holds batch_size x unroll_length steps. The default
     shares 8 out among the peers."""
-    virtual_batch_size: int | None = None
-    """Environments in one round; equal on all peers. Default: batch_size x the number of peers."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """RMSProp is the paper's: use it with `--loss sum`."""
     rmsprop_decay: float = 0.99
@@ -219,8 +242,8 @@ class ImpalaOptions(GroupOptions):
         return self.num_envs // self.num_groups
 
     @property
-    def round_size(self) -> int:
-        return self.virtual_batch_size or self.batch_size * self.num_peers
+    def own_batch_size(self) -> int:
+        return self.batch_size
 
     def validate(self) -> None:
         super().validate()
@@ -273,8 +296,8 @@ class PpoOptions(GroupOptions):
     """Policy ratios are clipped to 1 - clip ... 1 + clip."""
 
     @property
-    def round_size(self) -> int:
-        return self.num_envs * self.rollout_length // self.minibatches * self.num_peers
+    def own_batch_size(self) -> int:
+        return self.num_envs * self.rollout_length // self.minibatches
 
     def validate(self) -> None:
         super().validate()
@@ -334,29 +357,47 @@ def parse(
     """Reads the command line. Exits with a message, as is usual there, when it is wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The preset depends on these, and must be known before the other options are read.
-    given: dict[str, Any] = {"env_id": _option(arguments, "--env-id") or kind.env_id}
+    given: dict[str, Any] = {}
+    if (env_id := _option(arguments, "--env-id")) is not None:
+        given["env_id"] = env_id
     for name in ("num_peers", "frame_size"):
         option = "--" + name.replace("_", "-")
         if (text := _option(arguments, option)) is not None:
             given[name] = _integer(option, text)
-    default = defaults(kind, environ, **given)
-    options = tyro.cli(kind, default=default, args=arguments)
     try:
+        of_run = _of_run(kind, arguments, env_id or kind.env_id)
+        of_preset = {name: of_run[name] for name in ("env_id", "frame_size") if name in of_run}
+        default = defaults(kind, environ, **({"env_id": kind.env_id} | of_preset | given))
+        for name in of_run.keys() - given.keys():
+            setattr(default, name, of_run[name])
+        options = tyro.cli(kind, default=default, args=arguments)
         options.validate()
-    except OptionError as error:
+    except (OptionError, moolink.FileError) as error:
         raise SystemExit(f"error: {error}") from None
     return options
 
 
+def _of_run(kind: type[Options], arguments: Sequence[str], env_id: str) -> dict[str, Any]:
+    """For an evaluation, the options of the run that it plays."""
+    if _option(arguments, "--mode") != "evaluate":
+        return {}
+    from examples.common.folder import played  # which needs this module
+
+    save_dir = _option(arguments, "--save-dir")
+    return played(kind(env_id=env_id), None if save_dir is None else Path(save_dir))
+
+
 def _option(arguments: Sequence[str], name: str) -> str | None:
+    """The value of an option, as tyro reads it: of the last one."""
+    found = None
     for index, spelled in enumerate(arguments):
         option, equals, value = spelled.partition("=")
         argument = option.replace("_", "-") + equals + value  # tyro takes both
         if argument.startswith(name + "="):
-            return argument[len(name) + 1 :]
-        if argument == name and index + 1 < len(arguments):
-            return arguments[index + 1]
-    return None
+            found = argument[len(name) + 1 :]
+        elif argument == name and index + 1 < len(arguments):
+            found = arguments[index + 1]
+    return found
 
 
 def _integer(what: str, text: str, least: int = 1) -> int:

@@ -1,7 +1,8 @@
-"""A learner's terminal output: one line now and then, and a bar on a terminal."""
+"""A learner's terminal output."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -10,50 +11,49 @@ from pathlib import Path
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 REPEAT_AFTER = 3.0  # seconds of waiting before each message that says why nothing happens
+MANY = 10_000_000  # steps, from which on they are said in millions
+SHORTEST_BAR, LONGEST_BAR = 4, 24  # columns
 
 
 class Terminal:
-    """Lines on stdout. On a terminal, also a bar at the bottom; in a pipe, lines alone."""
+    """What a learner says: lines that stay, and its progress.
+
+    On a terminal, the progress is one line at the bottom that changes in place. The same under
+    `moolink run` on a terminal, which shows text that ends with a carriage return at its bottom.
+    Elsewhere each progress is a line.
+    """
 
     def __init__(self, total_steps: int) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
-        self._bar: Progress | None = None
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.percentage:3.0f} %"),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-                refresh_per_second=2,
-            )
-            self._task = self._bar.add_task("starting", total=total_steps)
+        self._total, self._live = total_steps, Live(console=self._console, transient=True)
+        self._launcher_has_terminal = os.environ.get("MOOLINK_TERMINAL") == "1"
         self._last_wait = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._live.stop()
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        if self._bar is not None:
+        if self._console.is_terminal:
             self._console.print(text, markup=False)
         else:
             print(text, flush=True)
 
     def warn(self, text: str) -> None:
-        """Prints a line that stays, on stderr unless a bar is in the way."""
-        if self._bar is not None:
-            self._console.print(f"warning: {text}", markup=False)
+        """Prints a line that stays, on stderr unless a line that changes is in the way."""
+        if self._console.is_terminal:
+            self.say(f"warning: {text}")
         else:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
@@ -64,10 +64,25 @@ class Terminal:
             self._last_wait = now
             self.say(reason)
 
-    def advance(self, steps: int, description: str) -> None:
-        """Moves the bar."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=steps, description=description)
+    def progress(self, steps: int, text: str, *, leads: bool) -> None:
+        """Shows the progress. Of the peers whose output is in one place, the leader alone does."""
+        if self._console.is_terminal:
+            self._live.update(_bar(steps, self._total, text, self._console.width))
+        elif leads and self._launcher_has_terminal:
+            print(text, end="\r", flush=True)
+        elif leads:
+            print(text, flush=True)
+
+
+def _bar(steps: int, total: int, text: str, width: int) -> Table:
+    """One line: how much is done, as a number and, where there is room, as a bar; and the text."""
+    share = f"{min(100, 100 * steps // total):3d} %"
+    room = min(LONGEST_BAR, width - len(f"{share}  {text}"))
+    line = Table.grid(padding=(0, 1, 0, 0))
+    bar = [ProgressBar(total, min(steps, total), width=room)] if room >= SHORTEST_BAR else []
+    cells = [share, *bar, Text(text, no_wrap=True, overflow="crop")]
+    line.add_row(*cells)
+    return line
 
 
 def process_start() -> float:
@@ -77,14 +92,25 @@ def process_start() -> float:
     return time.monotonic() - age
 
 
-def progress_line(row: Mapping[str, float | int | None], total_steps: int, of_whom: str) -> str:
-    """The line for one row of the learning curve. Steps are of the whole job, made by `of_whom`."""
-    mean = row["mean_return"]
-    score = (
-        "no episode over yet" if mean is None else f"return {mean:.2f} ({row['episodes']} episodes)"
-    )
-    entropy = f"entropy {row['entropy']:.3f} | " if "entropy" in row else ""
-    return (
-        f"{row['steps']:,}/{total_steps:,} steps | {row['steps_per_second']:,.0f} steps/s of "
-        f"{of_whom} | {score} | update {row['updates']} | {entropy}lr {row['learning_rate']:.1e}"
-    )
+def progress_line(
+    row: Mapping[str, float | int | None], total_steps: int, of_whom: str, seconds_left: float
+) -> str:
+    """The line for one row of the learning curve, within 75 columns. Steps are of the whole job,
+    made by `of_whom`."""
+    steps, mean = row["steps"] or 0, row["mean_return"]
+    if total_steps < MANY:
+        done = f"{steps:,}/{total_steps:,} steps"
+    else:
+        done = f"{steps / 1e6:.2f}/{total_steps / 1e6:.4g} M steps"
+    score = "no episode yet" if mean is None else f"return {mean:.2f}"
+    speed = f"{row['steps_per_second']:,.0f}/s of {of_whom}"
+    return f"{done} | {score} | {speed} | {_clock(seconds_left)} left"
+
+
+def _clock(seconds: float) -> str:
+    """As minutes and seconds, with hours where there are any."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

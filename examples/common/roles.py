@@ -122,8 +122,10 @@ class LearnerRun(Job):
     def __enter__(self) -> Self:
         self._told = moolink.Publisher(self._rpc, "job")
         self._told.publish({"over": False})
-        self._start_curve()
-        self._next_checkpoint = time.monotonic() + self.options.checkpoint_interval
+        self._start_files()
+        now = time.monotonic()
+        self._begin_to_learn(now)
+        self._next_checkpoint = now + self.options.checkpoint_interval
         return super().__enter__()
 
     def is_over(self) -> bool:
@@ -174,7 +176,6 @@ class LearnerRun(Job):
         now = time.monotonic()
         if now >= self._next_log:
             self._next_log = now + self.options.log_interval
-            self._show_progress()
             self._log_update(now)
         self._save_when_due(now)
 
@@ -184,15 +185,16 @@ class LearnerRun(Job):
     def _steps_are_done(self) -> bool:
         return self.totals.get("steps", 0) >= self.options.total_steps
 
-    def _time_is_up(self) -> bool:
-        limit = self.options.max_seconds
-        return limit is not None and time.monotonic() - self.started > limit
+    def _log_last(self) -> None:
+        if self.totals.get("steps", 0) > self._row_steps:
+            self._log_update(time.monotonic())
 
     def _log_update(self, now: float) -> None:
         followers = len(self._told.acknowledged())
         self._log(
             now,
             f"{followers} follower{'' if followers == 1 else 's'}",
+            True,
             contributors=followers,
             batch_size=self._batch_size,
             gradient_norm=self._norm,
@@ -203,13 +205,12 @@ class LearnerRun(Job):
 
     def _finish(self, hurried: bool) -> None:
         reason = "all steps are done" if self._steps_are_done() else "the time is up"
-        if self.totals.get("steps", 0) > self._row_steps:
-            self._log_update(time.monotonic())
+        self._log_last()
         self._save()
         self._say_end(self._signal or reason if hurried else reason, self._rpc.get_name())
         if not hurried:
-            self._write_results()
             self._tell_end()
+        self._write_results()
 
     def _tell_end(self) -> None:
         followers = len(self._told.acknowledged())

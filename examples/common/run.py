@@ -79,11 +79,12 @@ class Run(Job):
 
     def __init__(self, options: GroupOptions, envs: Environments | None) -> None:
         super().__init__(options)
+        self.options: GroupOptions = options
         self.normalizer = Normalizer(options, envs)
         self.episodes = Episodes()
         if self.saved is not None:
-            self.load_state(self.saved["state"])
-        self._leads = self._gathered = False
+            self.normalizer.load(self.saved["state"]["normalizer"])
+        self._leads = self._gathered = self._is_introduced = False
         self._contributors: int | None = None  # fewest in a round since the row before
 
     def joined(
@@ -112,12 +113,36 @@ class Run(Job):
             self.terminal.wait(self._group.waiting_for() or waiting)
 
     def state(self) -> dict[str, Any]:
-        """For `state`: the newcomers' state beside the model."""
-        return {"normalizer": self.normalizer.state()}
+        """For `state`: what every member gets from the leader beside the model."""
+        job = {
+            "folder": self.folder.for_others(),
+            "seconds": self.seconds,
+            "round_size": self.options.round_size,
+            "parallel_gradients": self.options.parallel_gradients,
+        }
+        return {**self._kept_state(), "job": job}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """For `load_state`."""
         self.normalizer.load(state["normalizer"])
+        job = state["job"]
+        self.folder.told(job["folder"])
+        self._origin = time.monotonic() - job["seconds"]
+        self._take_settings(job["round_size"], job["parallel_gradients"])
+
+    def _take_settings(self, round_size: int, parallel_gradients: int) -> None:
+        """Takes the job's, which `--num-peers` or other options of this peer may not fit."""
+        options = self.options
+        if round_size != options.round_size:
+            self.terminal.say(f"rounds of {round_size} as in the group, not {options.round_size}")
+            options.virtual_batch_size = round_size
+            self._accumulator.set_virtual_batch_size(round_size)
+        if parallel_gradients != options.parallel_gradients:
+            options.parallel_gradients = parallel_gradients
+            self._accumulator.set_parallel_gradients(parallel_gradients)
+
+    def _kept_state(self) -> dict[str, Any]:
+        return {"normalizer": self.normalizer.state()}
 
     # Called by the loop in each turn.
 
@@ -135,18 +160,17 @@ class Run(Job):
             self._slide_window()
         if self._contributors is not None and now >= self._next_log:
             self._next_log = now + self.options.log_interval
-            self._show_progress()
-            if self._leads:
-                self._log_round(step.stats, now)
+            self._log_round(step.stats, now)
         if self._leads:
             self._save_when_due(now)
-        return self._is_complete(step)
+        if not self._is_complete(step):
+            return False
+        self._begin_to_learn(now)
+        return True
 
     def counters(self) -> dict[str, int]:
         """The counters of each contribution beside its steps."""
-        limit = self.options.max_seconds
-        time_is_up = limit is not None and time.monotonic() - self.started > limit
-        return {"time_is_up": int(time_is_up), **self.episodes.take()}
+        return {"time_is_up": int(self._time_is_up()), **self.episodes.take()}
 
     def _model_version(self) -> int:
         return int(self._accumulator.model_version())
@@ -159,7 +183,7 @@ class Run(Job):
 
     def _finish(self, hurried: bool) -> None:
         if self._leads:
-            self._log_last_round()  # not later: the next leader writes the rows after it
+            self._log_last()  # not later: the next leader writes the rows after it
         if hurried:
             self._leave()  # before the checkpoint: the others wait for this peer
         time_is_up = self.totals.get("time_is_up", 0) > 0
@@ -167,7 +191,7 @@ class Run(Job):
         if self._leads:
             self._save()
         self._say_end(self._signal or reason if hurried else reason, self._group.rpc.get_name())
-        if self._leads and not hurried:
+        if self._leads:
             self._write_results()
 
     def _is_complete(self, step: Any) -> bool:
@@ -180,14 +204,16 @@ class Run(Job):
         return self._gathered
 
     def _lead(self, leads: bool, now: float) -> None:
+        if not leads and not self._is_introduced and (steps := self.totals.get("steps", 0)):
+            self.terminal.say(f"joined the job at step {steps:,}")
+        self._is_introduced = True
         if leads and not self._leads:
-            self._start_curve()
+            self._start_files()
             self._next_log = 0.0  # says at once that it learns
             self._next_checkpoint = now + self.options.checkpoint_interval
         self._leads = leads
 
-    def _log_last_round(self) -> None:
-        """The job may have ended before the turn that would have logged it."""
+    def _log_last(self) -> None:
         stats = self._accumulator.get_gradient_stats()
         if self.totals.get("steps", 0) > self._row_steps and stats["contributors"]:
             self._contributors = self._contributors or len(set(stats["contributors"]))
@@ -195,10 +221,11 @@ class Run(Job):
             self._log_round(stats, time.monotonic())
 
     def _log_round(self, stats: Any, now: float) -> None:
-        peers = self._contributors or 1
+        peers = max(1, len(self._group.members()))
         self._log(
             now,
             f"{peers} peer{'s' if peers > 1 else ''}",
+            self._leads,
             contributors=self._contributors,
             batch_size=stats["batch_size"],
             gradient_norm=stats["grad_norm"],

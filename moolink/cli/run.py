@@ -23,6 +23,7 @@ Each peer finds in its environment:
   MOOLINK_NUM_PEERS   N
   MOOLINK_RUN_DIR     directory in which the run notes that its job has finished
   MOOLINK_RESTARTED   1 in a peer that was restarted, else 0
+  MOOLINK_TERMINAL    1 if a live line is shown (text that ends with a carriage return), else 0
   MOOLINK_CORES       cores this peer should use, at least 1
   MOOLINK_TOKEN_FILE  file of the job's token (with --insecure: MOOLINK_INSECURE=1 instead)
 and OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS set to its cores unless already set, and

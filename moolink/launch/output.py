@@ -28,6 +28,10 @@ class Screen:
         self._terminal = stdout if stdout.isatty() else None
         self._live = b""
 
+    @property
+    def is_terminal(self) -> bool:
+        return self._terminal is not None
+
     def line(self, stream: str, text: bytes) -> None:
         """Writes one finished line (without its newline) to "stdout" or "stderr"."""
         self._clear_live()

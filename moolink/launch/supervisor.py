@@ -203,6 +203,7 @@ class Supervisor:
             "MOOLINK_PEER_NAME": self._peer_name(role, seat.index),
             "MOOLINK_NUM_PEERS": str(role.count),
             "MOOLINK_CORES": str(seat.cores),
+            "MOOLINK_TERMINAL": str(int(self.screen.is_terminal)),
             run_record.RESTARTED: str(int(is_restarted)),
         }
         if seat.gpus is not None:

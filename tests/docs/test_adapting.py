@@ -67,7 +67,7 @@ def test_a_copy_with_a_new_network_learns_a_new_environment_after_a_few_changes(
     ends = last_models(output)
     assert len(ends) == 2
     assert len(set(ends)) == 1
-    returns = re.findall(r"return (-?[\d.]+) \(", output)
+    returns = re.findall(r"return (-?[\d.]+) \|", output)
     assert float(returns[-1]) > 0.5, output  # at random: -0.2
 
 

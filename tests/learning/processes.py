@@ -16,9 +16,9 @@ from tests.waiting import PROCESS_LIMIT
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A Python process of its own process group, whose output is one text."""
     options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("cwd", ROOT)
     return subprocess.Popen(
         [sys.executable, *arguments],
-        cwd=ROOT,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,

@@ -101,7 +101,6 @@ def test_if_none_can_be_read_the_error_names_all(tmp_path):
         checkpoint.load(tmp_path)
     assert checkpoint.NAME in str(caught.value)
     assert checkpoint.PREVIOUS in str(caught.value)
-    assert "--no-resume" in str(caught.value)
 
 
 def test_a_full_disk_leaves_the_old_one(tmp_path):

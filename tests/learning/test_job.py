@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import importlib.util
 import os
 import re
 import resource
@@ -12,7 +13,7 @@ import pytest
 
 from examples.common import checkpoint
 from tests.learning.processes import broker, finish, read_until, run, start
-from tests.processes import kill, killed_at_the_end
+from tests.processes import ROOT, kill, killed_at_the_end
 
 LEARNER = ["-m", "examples.torch.impala"]
 CATCH = ["--env-id", "moolink/Catch-v0", "--log-interval", "1"]
@@ -69,6 +70,36 @@ def test_a_job_goes_on_from_its_checkpoint_and_can_be_evaluated(tmp_path):
     assert mean >= 0.9
 
 
+def test_learners_of_one_environment_have_folders_of_their_own(tmp_path):
+    """In the order of docs/adapting.md; a start that is refused changes nothing."""
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    arguments = ["--env-id", "CartPole-v1", "--total-steps", "2000", "--log-interval", "0.5"]
+    for learner in ("impala", "ppo", "ppo"):
+        command = ["-m", "moolink", "run", "-n", "2", "-m", f"examples.torch.{learner}"]
+        status, output = run(*command, *arguments, **options)
+        assert status == 0, output
+        assert f"new run runs/CartPole-v1/torch.{learner}/" in output
+    runs = sorted(tmp_path.glob("runs/CartPole-v1/*/*"))
+    assert [path.parent.name for path in runs] == ["torch.impala", "torch.ppo", "torch.ppo"]
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("Weights & Biases is installed, and would log in")
+    before = files()
+    refused = ["--no-resume", "--wandb-project", "x", "--save-dir", str(runs[0])]
+    status, output = run(*LEARNER, *arguments, *refused, **options)
+    assert status == 2, output
+    assert "--wandb-project needs" in output
+    assert files() == before
+    evaluate = ["--mode", "evaluate", "--save-dir", str(runs[0]), "--episodes", "2"]
+    status, output = run(*LEARNER, *evaluate, **options)
+    assert status == 0, output
+    assert re.search(r"CartPole-v1 after 2,\d+ steps: mean return .* of 2 episodes", output)
+    assert files() == before
+
+
 @contextlib.contextmanager
 def by_hand(tmp_path, *arguments):
     """A broker, a peer, and later another that gets the first one's state."""
@@ -91,6 +122,17 @@ def test_a_newcomer_joins_by_hand_and_leaves(tmp_path):
     assert not (tmp_path / "second").exists()  # only the leader writes
 
 
+def test_a_newcomer_takes_the_settings_of_the_group(tmp_path):
+    """Told of another number of peers, it would have rounds of another size."""
+    settings = ["--num-peers", "3", "--parallel-gradients", "2"]
+    with by_hand(tmp_path, *settings) as (first, second):
+        said = "".join(read_until(second, "joined the job at step"))
+        assert "rounds of 8 as in the group, not 6" in said
+        for process in (second, first):
+            process.send_signal(signal.SIGTERM)
+            assert "SIGTERM after" in finish(process)
+
+
 @pytest.mark.nightly
 def test_a_newcomer_ends_with_the_parameters_of_the_first(tmp_path):
     with by_hand(tmp_path, "--max-seconds", "40") as (first, second):
@@ -110,7 +152,9 @@ def test_a_signal_saves_and_ends_the_job(tmp_path, number):
     output = finish(process, timeout=120)
     assert process.returncode == 128 + number, output
     saved = checkpoint.load(tmp_path)
-    assert saved["totals"]["steps"] >= int(rows(tmp_path)[0]["steps"])
+    assert saved["totals"]["steps"] >= int(rows(tmp_path)[-1]["steps"]) > 0
+    assert saved["seconds"] >= float(rows(tmp_path)[-1]["seconds"])
+    assert Path(tmp_path, "learning_curve.png").stat().st_size > 0
 
 
 def test_a_full_disk_does_not_end_the_job(tmp_path):
@@ -173,7 +217,7 @@ def test_environments_that_die_end_the_job_with_their_error(tmp_path):
     arguments = ["--env-id", "CartPole-v1", "--env-processes", "2", "--save-dir", str(tmp_path)]
     process = start(*LEARNER, *arguments, "--log-interval", "1")
     for _ in range(3):  # by then both groups of environments are there
-        read_until(process, "| update ")
+        read_until(process, "/s of 1 peer")
     for worker in pool_workers(process.pid):
         kill(worker)  # the job ends the others after the first
     output = finish(process, timeout=120)

@@ -66,12 +66,18 @@ def test_the_command_line_wins():
     assert o.round_size == 4
 
 
+def test_the_last_of_equal_options_counts():
+    o = impala(["--num-peers", "2", *PONG, "--env-id", "CartPole-v1", "--num-peers=4"], {})
+    assert (o.env_id, o.num_peers, o.batch_size, o.round_size) == ("CartPole-v1", 4, 2, 8)
+
+
 def test_environments_have_presets():
     assert impala([], {}).env_id == "ALE/Breakout-v5"
     assert impala([], {}).clip_reward
     catch = impala(["--env-id=moolink/Catch-v0"], {})
     assert (catch.total_steps, catch.clip_reward, catch.num_envs) == (400_000, False, 32)
-    assert impala(["--env_id", "ALE/Pong-v5"], {}).run_dir == Path("runs/Pong-v5")
+    pong = impala(["--env_id", "ALE/Pong-v5"], {})
+    assert pong.run_dir == Path("runs/Pong-v5") / pong.learner
 
 
 @pytest.mark.parametrize(
@@ -136,6 +142,11 @@ def test_the_curve_goes_on_from_the_checkpoint(tmp_path):
     assert len(curve.csv_path.read_text().splitlines()) == 1
 
 
+def test_the_page_of_the_columns_has_each_of_them():
+    page = (ROOT / "docs/learning-curve.md").read_text()
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == COLUMNS
+
+
 def test_tensorboard_has_the_rows_of_the_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -157,8 +168,13 @@ def test_tensorboard_has_the_rows_of_the_curve(tmp_path):
 def test_weights_and_biases_are_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    curve = LearningCurve(tmp_path)
+    curve.start(0, ImpalaOptions())
+    curve.append(row(100, 1.5))
+    rows = curve.csv_path.read_text()
     with pytest.raises(OptionError, match="--wandb-project needs Weights & Biases: pip install"):
-        LearningCurve(tmp_path).start(0, ImpalaOptions(wandb_project="p"))
+        curve.start(0, ImpalaOptions(wandb_project="p"))
+    assert curve.csv_path.read_text() == rows
 
 
 def test_weights_and_biases_get_the_rows(tmp_path, monkeypatch):
