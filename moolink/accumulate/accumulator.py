@@ -22,7 +22,7 @@ from moolink.accumulate.options import Divergence, Nonfinite, Role
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.accumulate.parting import Parting, leave_together
 from moolink.accumulate.state_transfer import StateTransfer
-from moolink.accumulate.training_steps import TrainingStep, training_steps
+from moolink.accumulate.training_steps import TrainingStep, Until, training_steps
 from moolink.group import Group
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
@@ -342,6 +342,7 @@ class AccumulatorBase(Adapter, Closing):
             self._left_out.add_contribution()
             batch_size = 0
         self._core.offer(batch_size, sums)
+        self._rounds.contributed(sums)
 
     def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes nothing but counters. Never needed: a silent peer delays no member.
@@ -352,6 +353,7 @@ class AccumulatorBase(Adapter, Closing):
         sums = checked_counters(counters)
         self._require_wanted("skip_gradients")
         self._core.offer(0, sums)
+        self._rounds.contributed(sums)
 
     def zero_gradients(self) -> None:
         """Ends the use of a result: zeroes the gradients and makes room for the next round."""
@@ -426,7 +428,7 @@ class AccumulatorBase(Adapter, Closing):
         *,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
-        until: Callable[[dict[str, int]], bool] | None = None,
+        until: Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
@@ -442,7 +444,8 @@ class AccumulatorBase(Adapter, Closing):
             load_state: takes such a state.
             until: called with the totals of all counters after each round, with equal ones at
                 every member (a counter that no round had is 0): true ends the iteration there, at
-                the same round everywhere.
+                the same round everywhere. Or totals, such as ``{"steps": 1_000_000}``: the
+                iteration ends when one of them is reached, and the dashboard shows the time left.
             totals: those of a checkpoint, with which the counters go on.
             idle: called while the loop waits, five times a second: between two rounds, so that an
                 exception of it ends the loop with complete parameters.

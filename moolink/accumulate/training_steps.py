@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moolink.accumulate.parting import leave_together, take_news
 from moolink.internal import logs
+from moolink.internal.integers import integer_of
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
@@ -17,6 +18,9 @@ LONGEST_WAIT = 1.0  # seconds of one wait for a change; the accumulator ends it 
 IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.training_steps"  # of the states that these loops send
 
+
+Until = Callable[[dict[str, int]], bool] | Mapping[str, int]
+"""When a loop ends: a function of the totals, or totals of which one has to be reached."""
 
 FEW_ROUNDS = 10  # rounds, after which a counter that no round had is probably misspelt
 
@@ -91,7 +95,7 @@ def training_steps(
     *,
     state: Callable[[], Any] | None,
     load_state: Callable[[Any], None] | None,
-    until: Callable[[dict[str, int]], bool] | None,
+    until: Until | None,
     first_totals: Mapping[str, int] | None,
     idle: Callable[[], None] | None,
 ) -> Iterator[Any]:
@@ -107,10 +111,13 @@ def training_steps(
         users = None if state is None else state()
         return {MARK: rounds, "totals": dict(totals), "state": users}
 
+    reached = _condition(until)
     accumulator._rounds.is_over = False
-    if until is not None:
+    accumulator._rounds.target = until if isinstance(until, Mapping) else {}
+    if reached is not None:
         accumulator._parting.expect_end()
     while True:
+        accumulator._rounds.totals = totals
         accumulator._group.update()
         if over and leave_together(accumulator, captured, idle):
             accumulator._rounds.is_over = True
@@ -136,9 +143,9 @@ def training_steps(
             rounds += 1
             changed = True
         # Before the first round there are no totals to ask about.
-        if changed and until is not None and (rounds or totals):
+        if changed and reached is not None and (rounds or totals):
             totals.missed.clear()
-            if over := until(totals):
+            if over := reached(totals):
                 continue
             if totals.missed and rounds >= FEW_ROUNDS and not told_of_counters:
                 told_of_counters = True
@@ -147,6 +154,15 @@ def training_steps(
             yield accumulator._kind_of_step(accumulator, totals, stats)
         elif not changed:
             _wait(accumulator, LONGEST_WAIT, idle)
+
+
+def _condition(until: Until | None) -> Callable[[dict[str, int]], bool] | None:
+    if not isinstance(until, Mapping):
+        return until
+    target = {name: integer_of(least, f"until[{name!r}]") for name, least in until.items()}
+    if not target:
+        raise ValueError("until has no counter: give totals such as {'steps': 1_000_000}")
+    return lambda totals: any(totals[name] >= least for name, least in target.items())
 
 
 def _tell_of_missed(totals: Totals, rounds: int) -> None:

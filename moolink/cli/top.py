@@ -223,6 +223,7 @@ class Size(NamedTuple):
 
 _WHOLE = Size(1000, 0)
 _MOST_NOTES = 5
+ENDED = ("gone", "left")  # states of members that are no longer there
 
 
 def _console(width: int | None = None) -> Any:
@@ -244,8 +245,9 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
     from rich.text import Text
 
     broker = job["broker"]
-    there = sum(member["state"] != "gone" for member in job["members"])
-    head = _line(Text(f"{broker['name']}  {there} members  up {_duration(job['uptime'])}"))
+    there = sum(member["state"] not in ENDED for member in job["members"])
+    up = _duration(job["uptime"])
+    head = _line(Text(f"{broker['name']}  {_several(there, 'member')}  up {up}"))
     if failed is not None:
         head = Text(printable(failed), style="bold red")
     groups = [_group_line(group) for group in job["groups"]]
@@ -253,7 +255,7 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
     notes = [
         _line(Text(f"{member['name']} is {member['state']}: {member['why']}", style="yellow"))
         for member in members
-        if member["why"] and member["state"] not in ("up", "new")
+        if member["why"] and member["state"] not in ("up", "new", "left")
     ][:_MOST_NOTES]
     taken = 3 + len(groups) + len(notes)
     room = size.rows - taken if size.rows else len(members)
@@ -274,14 +276,14 @@ def _group_line(group: dict[str, Any]) -> Any:
 
     line = Text()
     line.append(group["name"], style="bold")
-    line.append(f"  {len(group['members'])} members, epoch {group['epoch']}")
+    line.append(f"  {_several(len(group['members']), 'member')}")
     if group["history"]:
         _, steps, mean = group["history"][-1]
         line.append(f", {_number(steps)} steps/s")
         if mean is not None:
             line.append(f", return {_number(mean)}")
     for model in group["models"]:
-        line.append(f"; {model['name']}: version {model['version']}")
+        line.append(f"; {model['name']}: version {model['version']}{_progress(model)}")
         if model["awaited"]:
             still = _duration(model["still"])
             line.append(f", nothing for {still}: waits for {model['awaited']}", style="yellow")
@@ -290,6 +292,21 @@ def _group_line(group: dict[str, Any]) -> Any:
         if model["slowest"]:
             line.append(f", slowest {model['slowest']}", style="yellow")
     return _line(line)
+
+
+def _progress(model: dict[str, Any]) -> str:
+    """How far the totals are from their target, and the time left."""
+    totals, target = model["totals"], model["target"]
+    parts = [f"{_number(totals.get(name, 0))} of {_number(target[name])} {name}" for name in target]
+    if not parts and "steps" in totals:
+        parts = [f"{_number(totals['steps'])} steps in all"]
+    if model["left"]:
+        parts.append(f"about {_duration(model['left'])} left")
+    return "".join(f", {part}" for part in parts)
+
+
+def _several(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _line(text: Any) -> Any:
@@ -315,7 +332,9 @@ def _table(members: list[dict[str, Any]], view: View, width: int) -> Any:
         arrow = (" ▼" if view.descending else " ▲") if column is COLUMNS[view.column] else ""
         justify: Any = "right" if column.descending else "left"
         table.add_column(column.title + arrow, justify=justify, no_wrap=True)
-    styles = {"gone": "red"} | dict.fromkeys(("suspected", "silent", "stuck", "idle"), "yellow")
+    styles = {"gone": "red", "left": "dim"} | dict.fromkeys(
+        ("suspected", "silent", "stuck", "idle"), "yellow"
+    )
     for i, member in enumerate(members):
         style = styles.get(member["state"], "")
         # Text, not markup: a peer's name may have brackets in it.

@@ -21,6 +21,7 @@ GONE = 600.0  # seconds for which a member is still shown after it has gone
 FEW_ROUNDS = 4  # with fewer rounds a member is not judged
 RECENT = 16  # rounds that determine the slowest member
 IDLE = 10.0  # seconds without a contribution, after which a member is shown as idle
+MOST_SCRIPTS = 8  # of a group, that are shown
 LEADER = "leader"
 _IDLE = (
     "it applies the rounds and contributes to none: its loop must call step.reduce(), or "
@@ -28,12 +29,16 @@ _IDLE = (
 )
 _WRONG = ("silent", "suspected", "stuck")
 _WINDOW = 10.0  # seconds over which steps are counted: a round may take several
+_LONG_WINDOW = 60.0  # seconds, for the time that is left
+_LOST = "lost: "  # how Rpc.explain begins for a peer that was connected
+_CLOSED = f"{_LOST}it was closed"  # the same, if the peer has said that it goes
 
 
 class Growth:
     """The recent values of a counter."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: float = _WINDOW) -> None:
+        self._window = window  # seconds
         self._values: collections.deque[tuple[float, float]] = collections.deque()
 
     def add(self, now: float, value: float) -> None:
@@ -41,11 +46,13 @@ class Growth:
         if self._values and value < self._values[-1][1]:
             self._values.clear()  # the counter was reset
         self._values.append((now, value))
-        while len(self._values) > 2 and self._values[1][0] <= now - _WINDOW:
+        while len(self._values) > 2 and self._values[1][0] <= now - self._window:
             self._values.popleft()
 
     def rate(self) -> float:
         """Its growth per second."""
+        if not self._values:
+            return 0.0
         (began, first), (ended, last) = self._values[0], self._values[-1]
         return (last - first) / (ended - began) if ended > began else 0.0
 
@@ -58,6 +65,7 @@ class Member:
     groups: list[str]
     joined: float  # Unix time, as the broker has seen it
     gone: float | None = None
+    closed: bool = False  # it has said that it goes: a normal end
     suspected: bool = False
     why: str = ""  # it gave no report
     path: str = ""  # between it and the broker
@@ -69,6 +77,10 @@ class Member:
     counted: dict[str, Growth] = dataclasses.field(
         default_factory=dict
     )  # steps of rounds, by group
+
+    progress: dict[tuple[str, str, str], Growth] = dataclasses.field(
+        default_factory=dict
+    )  # of totals with a target, by group, model and counter
 
     @property
     def host(self) -> str:
@@ -95,9 +107,10 @@ class Member:
         return self.gone is None and self.reported is not None and now - self.reported <= SILENT
 
     def state(self, now: float) -> str:
-        """ "gone", "suspected", "silent", "new" (without a report so far), "stuck" or "up"."""
+        """ "left" (a normal end), "gone", "suspected", "silent", "new" (without a report so far),
+        "stuck" or "up"."""
         if self.gone is not None:
-            return "gone"
+            return "left" if self.closed else "gone"
         if self.suspected:
             return "suspected"
         if self.reported is None:
@@ -134,7 +147,15 @@ class Member:
 
     def left(self, why: str) -> None:
         """It has gone; `why` is the reason that the broker's connection gives."""
-        self.why = self._silence() if self.suspected else why
+        self.closed = why.startswith(_CLOSED)
+        if self.closed:
+            self.why = ""
+        elif self.suspected:
+            self.why = self._silence()
+        else:
+            self.why = (
+                f"its process was killed or crashed, or its host is down: {why.removeprefix(_LOST)}"
+            )
 
     def role(self) -> str:
         """Its role in its models; "peer": it has none."""
@@ -190,7 +211,7 @@ class Job:
         """Why a member has gone."""
         if (member := self.members.get(name)) is not None:
             member.left(why)
-            self._event(now, "gone", name, member.groups, member.why)
+            self._event(now, "left" if member.closed else "gone", name, member.groups, member.why)
 
     def connection(self, name: str, path: str, latency: float | None, suspected: bool) -> None:
         """How the broker reaches a member."""
@@ -215,6 +236,17 @@ class Job:
                 for rate, total in last.totals.items()
                 if rate in before.totals
             }
+        member.progress = {
+            (model.group, model.name, counter): member.progress.get(
+                (model.group, model.name, counter), Growth(_LONG_WINDOW)
+            )
+            for model in last.models
+            for counter in model.target
+        }
+        for model in last.models:
+            for counter in model.target:
+                total = model.totals.get(counter, 0.0)
+                member.progress[model.group, model.name, counter].add(now, total)
         for group in member.groups:
             if group in last.steps:
                 member.counted.setdefault(group, Growth()).add(now, last.steps[group])
@@ -298,6 +330,13 @@ class Job:
             "name": name,
             "members": members,
             "epoch": max(epochs, default=0),
+            "scripts": _distinct(one.last.script for one in there if one.last is not None),
+            "environments": _distinct(
+                environment
+                for one in there
+                if one.last is not None
+                for environment in one.last.environments
+            ),
             "models": [self._model_of(now, name, model, there) for model in sorted(models)],
             "history": [list(point) for point in self._history.get(name, ())],
         }
@@ -310,7 +349,7 @@ class Job:
             if (model.group, model.name) == (group, name)
         }
         # A leader that hangs still reports itself as the leader, so ask the member that is ahead.
-        _, ahead = max(told.values(), key=lambda one: _progress(now, group, *one))
+        member, ahead = max(told.values(), key=lambda one: _progress(now, group, *one))
         _, leader = told.get(ahead.leader, (None, None))
         if leader is None or leader.version + 2 < ahead.version:
             leader = ahead
@@ -339,6 +378,9 @@ class Job:
             "still": leader.still,
             "awaited": leader.awaited if leader.still > max(SILENT, 3 * leader.typical) else "",
             "rounds": rounds,
+            "totals": ahead.totals,
+            "target": ahead.target,
+            "left": _left(ahead, member.progress),
             "contributions": {member: made for member, (made, _) in counts.items()},
             "slowest": slowest,
             "idle": [member for member, since in joined.items() if _is_idle(member, since, leader)],
@@ -365,7 +407,26 @@ class Job:
             "memory": None if last is None else last.memory,
             "paths": [] if last is None else [list(path) for path in last.paths],
             "own": {} if last is None else last.values,
+            "script": "" if last is None else last.script,
         }
+
+
+def _left(model: Model, progress: Mapping[tuple[str, str, str], Growth]) -> float | None:
+    """The seconds until a model's totals reach its target; None: not known."""
+    times = []
+    for counter, target in model.target.items():
+        missing = target - model.totals.get(counter, 0.0)
+        if missing <= 0:
+            return 0.0
+        growth = progress.get((model.group, model.name, counter))
+        if growth is not None and (rate := growth.rate()) > 0:
+            times.append(missing / rate)
+    return min(times, default=None)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    """The first few different texts."""
+    return list(dict.fromkeys(text for text in texts if text))[:MOST_SCRIPTS]
 
 
 def _merged(of_peers: Mapping[str, list[Family]]) -> list[Family]:

@@ -32,6 +32,8 @@ MOST_LINES = 10_000  # of a member in /metrics
 MOST_OWN = 1000  # values of the user's metrics on the page; report.MOST_OWN are sent
 MOST_PATHS = 64
 MOST_MODELS = 64
+MOST_COUNTERS = 64  # of a model's totals
+MOST_ENVIRONMENTS = 16
 MOST_ROUNDS = 64
 STUCK = 10.0  # seconds
 OBSERVER = "observer"
@@ -62,6 +64,8 @@ class Model(NamedTuple):
     awaited: str  # the reason why the leader waits, and the remedy
     typical: float  # median seconds of a round
     rounds: list[Round]  # of the leader
+    totals: dict[str, float]  # of the whole job's counters
+    target: dict[str, float]  # of the totals; a job without one: empty
 
     def is_stuck(self) -> bool:
         """Whether its loop has not called moolink for much longer than a round takes."""
@@ -85,6 +89,8 @@ class Report(NamedTuple):
     returns: list[float]  # of the user's gauges whose names contain "return"
     raw: Raw
     own: list[Any]  # families of the user's metrics
+    script: str  # the program and its arguments
+    environments: list[str]  # their ids
 
     def remains(self) -> Report:
         """The part that is still shown after a member has gone."""
@@ -146,14 +152,30 @@ def _read(given: Any) -> Report:
             for peer, path, latency, *_ in given["paths"][:MOST_PATHS]  # a later version may add
         ],
         [_model(model) for model in given["models"][:MOST_MODELS]],
-        {rate: _sum(raw, of) for rate, of in RATES.items() if of in raw},
+        _totals(raw),
         _sum(raw, "process_resident_memory_bytes"),
         {labels["group"]: int(_size(epoch)) for labels, epoch in epochs},
         _steps(_samples(raw, "moolink_counter")),
         *_values(own),
         raw,
         own,
+        _text(given.get("script", "")),
+        [_text(one) for one in list(given.get("environments", ()))[:MOST_ENVIRONMENTS]],
     )
+
+
+def _totals(raw: Raw) -> dict[str, float]:
+    """By the names of RATES. Steps are those of pools, or else those of its contributions."""
+    totals = {rate: _sum(raw, of) for rate, of in RATES.items() if of in raw}
+    contributed = _steps(_samples(raw, "moolink_own_counter"))
+    if "steps" not in totals and contributed:
+        totals["steps"] = sum(contributed.values())
+    return totals
+
+
+def _counters(given: Mapping[str, Any]) -> dict[str, float]:
+    """Of more than MOST_COUNTERS the first ones."""
+    return {_text(name): _clamped(given[name]) for name in list(given)[:MOST_COUNTERS]}
 
 
 def _values(own: Iterable[Any]) -> tuple[dict[str, float], list[float]]:
@@ -186,6 +208,8 @@ def _model(given: Mapping[str, Any]) -> Model:
         awaited=_text(given["awaited"]),
         typical=_size(given["typical"]),
         rounds=[_round(*one) for one in given["rounds"][-MOST_ROUNDS:]],
+        totals=_counters(given.get("totals", {})),
+        target=_counters(given.get("target", {})),
     )
 
 
@@ -235,6 +259,13 @@ def _number(value: Any) -> float:
     if not abs(value) <= MOST_NUMBER:  # NaN neither
         raise ValueError(f"{shown(value)} is not from {-MOST_NUMBER:g} to {MOST_NUMBER:g}")
     return float(value)
+
+
+def _clamped(value: Any) -> float:
+    """A sum of counters, which may have more bits than a counter."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{shown(value)} is no integer")
+    return float(max(-MOST_NUMBER, min(value, MOST_NUMBER)))
 
 
 def _size(value: Any) -> float:

@@ -69,6 +69,7 @@ class Supervisor:
         self._lives = [0] * workers
         self._steps = 0  # that were asked for, of all environments
         self._labels = {"pool": str(next(_pools))}
+        self.environment = ""  # the id of its environments, if they have one
         self._progress = [-1] * workers
         self._fruitless = [0] * workers
         self._making: list[channel.Making | None] = [None] * workers

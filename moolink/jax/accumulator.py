@@ -205,7 +205,7 @@ class Accumulator(AccumulatorBase):
         learning_rate: Callable[[dict[str, int]], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
-        until: Callable[[dict[str, int]], bool] | None = None,
+        until: loops.Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
@@ -229,7 +229,8 @@ class Accumulator(AccumulatorBase):
                 before it, which are equal at every member: with ``optax.adam(1.0)``, the rate.
             state: returns the newcomers' further state: a plain tree, or any pytree.
             load_state: takes it, as a plain tree.
-            until: ends the iteration when true of the counters' totals.
+            until: ends the iteration when true of the counters' totals; or totals, such as
+                ``{"steps": 1_000_000}``, of which one has to be reached.
             totals: those of a checkpoint.
             idle: called while the loop waits; an exception of it ends the loop.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from moolink.errors import Closed
@@ -50,6 +50,14 @@ class Rounds:
         self.is_over = False  # the loop has ended, so no contribution is expected
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._counters: dict[str, int] = {}
+        self._own: dict[str, int] = {}
+        self.totals: Mapping[str, int] = {}  # of the loop: those of the whole job
+        self.target: Mapping[str, int] = {}  # of these totals, if the loop has one
+
+    def contributed(self, counters: Mapping[str, int]) -> None:
+        """Notes the counters of a contribution of this peer."""
+        for name, value in counters.items():
+            self._own[name] = self._own.get(name, 0) + value
 
     def add(self) -> None:
         """Notes the round that was taken from the core just now."""
@@ -94,6 +102,8 @@ class Rounds:
                 "idle": idle,
                 "still": still,
                 "awaited": awaited[:_LONGEST],
+                "totals": dict(self.totals),
+                "target": dict(self.target),
                 "typical": statistics.median(one.seconds for one in last) if last else 0.0,
                 # Members apply the rounds of the leader, so that its own are enough.
                 "rounds": [tuple(one) for one in last] if leads else [],
@@ -111,6 +121,8 @@ class Rounds:
             yield name, self._labels, value
         for counter, value in list(self._counters.items()):
             yield "moolink_counter", {**self._labels, "counter": counter}, value
+        for counter, value in list(self._own.items()):
+            yield "moolink_own_counter", {**self._labels, "counter": counter}, value
 
 
 _COUNTS = (

@@ -57,6 +57,7 @@ TABLE = (
     Metric("moolink_samples_total", "counter", _MODEL, "Sum of the rounds' batch sizes."),
     Metric("moolink_staleness_updates_total", "counter", _MODEL, "Sum of contributions' ages."),
     Metric("moolink_counter", "gauge", (*_MODEL, "counter"), "Sum of a counter of these rounds."),
+    Metric("moolink_own_counter", "gauge", (*_MODEL, "counter"), "Sum of it in own contributions."),
     Metric("moolink_environments", "gauge", _POOL, "Environments of a pool."),
     Metric("moolink_environment_steps_total", "counter", _POOL, "Steps asked of environments."),
     Metric("moolink_environment_restarts_total", "counter", _POOL, "Worker processes restarted."),

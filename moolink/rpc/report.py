@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import shlex
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ EXPLAIN = "moolink.metrics/explain"
 _ONLY_THE_JOB = "\x01"
 MOST_PATHS = 64  # of a report
 MOST_OWN = 1000  # samples of the user's own metrics
+MOST_ENVIRONMENTS = 16
 
 
 class _Process:
@@ -77,10 +80,27 @@ def _report(rpc: Rpc | None) -> str:
         # The broker knows the rest of moolink's own metrics from moolink.metrics.table.
         "metrics": {family.name: family.samples for family in metrics.sources.families(rpc)},
         "own": _first(metrics.registry.families()),
+        "script": _script(),
+        "environments": _environments(rpc),
         "paths": [(peer["name"], peer["path"], peer["latency"]) for peer in connected[:MOST_PATHS]],
         "models": [model for model in models if model is not None],
     }
     return json.dumps(told)
+
+
+@functools.cache
+def _script() -> str:
+    """The program and its arguments, as a user would type them; nothing else of the process."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)  # of `python -m`
+    program = os.path.basename(sys.argv[0]) if spec is None else spec.name
+    return shlex.join([program.removesuffix(".__main__"), *sys.argv[1:]])
+
+
+def _environments(rpc: Rpc) -> list[str]:
+    """The ids of the environments that this process runs."""
+    found = {getattr(source, "environment", "") for source in metrics.sources.of(rpc)}
+    return sorted(found - {""})[:MOST_ENVIRONMENTS]
 
 
 def _first(families: list[Family]) -> list[Family]:

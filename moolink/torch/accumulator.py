@@ -18,7 +18,7 @@ from moolink._core import TensorLayouts, check_array, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
-from moolink.accumulate.training_steps import checked_loop_state, training_steps
+from moolink.accumulate.training_steps import Until, checked_loop_state, training_steps
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.repeated import Repeated
@@ -152,7 +152,7 @@ class Accumulator(AccumulatorBase):
         learning_rate: Callable[[dict[str, int]], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
-        until: Callable[[dict[str, int]], bool] | None = None,
+        until: Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
     ) -> Iterator[TrainingStep]:
@@ -177,7 +177,8 @@ class Accumulator(AccumulatorBase):
                 rounds before it, which are equal at every member.
             state: returns the newcomers' further state.
             load_state: takes it.
-            until: ends the iteration when true of the counters' totals.
+            until: ends the iteration when true of the counters' totals; or totals, such as
+                ``{"steps": 1_000_000}``, of which one has to be reached.
             totals: those of a checkpoint.
             idle: called while the loop waits; an exception of it ends the loop.
 

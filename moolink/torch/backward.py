@@ -125,6 +125,7 @@ def reduce_during_backward(
     try:
         accumulator._in_backward = True
         accumulator._core.offer_unwritten(batch_size, sums)
+        accumulator._rounds.contributed(sums)
         with contextlib.ExitStack() as hooks:
             gather.watch(hooks)
             yield

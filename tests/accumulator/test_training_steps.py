@@ -86,6 +86,34 @@ def test_peers_end_at_one_round_with_one_model(make: Make) -> None:
     assert versions == sorted(versions)
 
 
+def test_a_total_ends_the_loop_and_is_reported_as_its_target(make: Make) -> None:
+    model = torch.nn.Linear(3, 1)
+    accumulator = make("one", list(model.parameters()))
+    accumulator.set_virtual_batch_size(BATCH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in accumulator.steps(optimizer, until={"samples": 3 * BATCH, "time_is_up": 1}):
+        model(torch.ones(BATCH, 3)).sum().backward()
+        step.reduce(BATCH, {"samples": BATCH})
+    assert accumulator.model_version() == 3
+    told = accumulator._rounds.report()
+    assert told is not None
+    assert told["totals"] == {"samples": 3 * BATCH}
+    assert told["target"] == {"samples": 3 * BATCH, "time_is_up": 1}
+    own = [value for name, _, value in accumulator._rounds._metrics() if "own_counter" in name]
+    assert own == [3 * BATCH]
+
+
+@pytest.mark.parametrize(
+    ("until", "error"),
+    [({}, ValueError), ({"samples": 1.5}, TypeError), ({"samples": ""}, TypeError)],
+)
+def test_a_target_is_checked(make: Make, until: Any, error: type[Exception]) -> None:
+    model = torch.nn.Linear(3, 1)
+    accumulator = make("one", list(model.parameters()))
+    with pytest.raises(error, match="until"):
+        next(accumulator.steps(torch.optim.SGD(model.parameters(), 0.01), until=until))
+
+
 def test_a_round_after_the_end_is_not_begun(make: Make) -> None:
     first = Peer(make, "first", until=BATCH)
     second = Peer(make, "second one", until=BATCH)

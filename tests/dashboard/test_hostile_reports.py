@@ -41,6 +41,8 @@ def whole() -> dict[str, Any]:
         "moolink_counter": [({"group": "g", "name": "m", "counter": "steps"}, 10)],
         "moolink_round_seconds": [({"group": "g", "name": "m"}, ([0.1, 1.0], [1, 2, 3], 4.0))],
     }
+    given |= {"script": "train.py", "environments": ["CartPole-v1"]}
+    given["models"][0] |= {"totals": {"steps": 10}, "target": {"steps": 100}}
     given["own"].append(("size", "histogram", "h", [({"l": "x"}, ([1.0], [1, 2], 3.0))]))
     changed: dict[str, Any] = json.loads(json.dumps(given))
     return changed

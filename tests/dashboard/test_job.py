@@ -75,12 +75,15 @@ def test_states_of_a_member() -> None:
     assert job.view(20, {"g": []}) == ["a"]
     job.left(20, "a", "killed")
     gone = members(job, 21)["a"]
-    assert (gone["state"], gone["why"]) == ("gone", "killed")
+    assert (gone["state"], gone["why"]) == (
+        "gone",
+        "its process was killed or crashed, or its host is down: killed",
+    )
     assert job.view(21, {}) == []
     job.view(20 + GONE + 1, {})
     assert members(job, 100) == {}
     kinds = [(event["kind"], event["why"]) for event in job.snapshot(100)["events"]]
-    assert kinds == [("joined", ""), ("gone", "killed")]
+    assert kinds == [("joined", ""), ("gone", gone["why"])]
 
 
 def test_a_member_that_comes_back_is_new() -> None:
@@ -203,6 +206,59 @@ def test_why_a_member_has_gone() -> None:
     job.view(2, {})
     job.left(2, "a", "it is not known to any connected peer")
     assert "its process is stopped, or its host" in members(job, 2)["a"]["why"]
+
+
+def test_a_normal_end_is_no_loss() -> None:
+    job = Job(0)
+    job.view(0, {"g": ["a"]})
+    job.report(1, "a", report())
+    job.view(2, {})
+    job.left(2, "a", "lost: it was closed (last known 0.3 s ago)")
+    shown = members(job, 3)["a"]
+    assert (shown["state"], shown["why"]) == ("left", "")
+    assert job.snapshot(3)["events"][-1] | {"time": 0} == {
+        "time": 0,
+        "kind": "left",
+        "member": "a",
+        "groups": ["g"],
+        "why": "",
+    }
+
+
+def test_steps_of_a_member_without_moolinks_pool() -> None:
+    job = Job(0)
+    job.view(0, {"g": ["a"]})
+    for second, steps in ((1, 100), (2, 250)):
+        one = told()
+        labels = {"group": "g", "name": "m", "counter": "steps"}
+        one["metrics"] = {"moolink_own_counter": [(labels, steps)]}
+        job.report(second, "a", json.dumps(one))
+    assert members(job, 2)["a"]["rates"] == {"steps": 150}
+
+
+def test_totals_and_the_time_that_is_left() -> None:
+    job = Job(0)
+    job.view(0, {"g": ["a"]})
+    for second, steps in ((1, 1000), (2, 1500), (3, 2000)):
+        one = model("leader") | {"totals": {"steps": steps, "x": 10**30}, "target": {"steps": 7000}}
+        job.report(second, "a", report(models=[one]))
+    (shown,) = job.snapshot(3)["groups"][0]["models"]
+    assert (shown["totals"]["steps"], shown["target"], shown["left"]) == (2000, {"steps": 7000}, 10)
+    assert shown["totals"]["x"] == 2.0**63, "sums have more bits than a report's numbers"
+    done = model("leader") | {"totals": {"steps": 7000}, "target": {"steps": 7000}}
+    job.report(4, "a", report(models=[done]))
+    assert job.snapshot(4)["groups"][0]["models"][0]["left"] == 0
+
+
+def test_scripts_and_environments_of_a_group() -> None:
+    job = Job(0)
+    job.view(0, {"g": ["a", "b"]})
+    for name in ("a", "b"):
+        more = {"script": "train.py --lr 1", "environments": ["CartPole-v1"]}
+        job.report(1, name, json.dumps(told() | more))
+    (group,) = job.snapshot(1)["groups"]
+    assert group["scripts"] == ["train.py --lr 1"]
+    assert group["environments"] == ["CartPole-v1"]
 
 
 def test_a_member_that_has_just_joined_is_not_the_slowest() -> None:

@@ -52,10 +52,12 @@ class Browser:
     def row(self, name: str) -> dict[str, str]:
         """The class, state and colour of a member's row; empty: there is none."""
         script = """
-            for (const row of document.querySelectorAll("#members tr"))
+            for (const row of document.querySelectorAll("#members tr.member"))
                 if (row.children[0].textContent === arguments[0])
-                    return {state: row.className,
-                            background: getComputedStyle(row).backgroundColor};
+                    return {state: row.parentNode.className,
+                            note: row.nextSibling.hidden ? "" : row.nextSibling.textContent,
+                            color: getComputedStyle(row).color,
+                            background: getComputedStyle(row.parentNode).backgroundColor};
             return {};"""
         found: dict[str, str] = self.driver.execute_script(script, name)
         return found
@@ -89,7 +91,8 @@ def test_members_come_live_and_a_killed_one_turns_red(browser: Browser, served: 
         member.communicate()
     waiting.until(lambda: browser.row("victim").get("state") == "gone", "its end", 0.1)
     assert browser.row("victim")["background"] != up["background"]
-    assert "victim has gone from g" in browser.text("#events")
+    assert "victim has gone from g: its process was killed or crashed" in browser.text("#events")
+    assert "its process was killed or crashed" in browser.row("victim")["note"]
     # The hostile name is text, in the table, the events and the picture.
     assert browser.row(HOSTILE)["state"] == "up"
     assert HOSTILE in browser.text("#events")
@@ -98,16 +101,78 @@ def test_members_come_live_and_a_killed_one_turns_red(browser: Browser, served: 
     assert browser.errors() == []
 
 
-def test_a_click_on_a_path_says_why(browser: Browser, served: Served) -> None:
+def test_a_member_that_ends_well_is_grey_and_has_left(browser: Browser, served: Served) -> None:
+    browser.driver.get(served.url)
+    served.join("leaver")
+    served.join("stayer")
+    waiting.until(lambda: browser.row("leaver").get("state") == "up", "the member", 0.1)
+    served.peers[0].close()
+    waiting.until(lambda: browser.row("leaver").get("state") == "left", "its end", 0.1)
+    row, other = browser.row("leaver"), browser.row("stayer")
+    assert (row["note"], row["background"]) == ("", other["background"])
+    assert row["color"] != other["color"]
+    assert browser.text("#count") == "1, 1 left"
+    assert "leaver left g" in browser.text("#events")
+    assert "1 member\n" in browser.text("#groups")
+    assert "epoch" not in browser.text("main")
+
+
+def test_the_explanation_opens_where_one_clicked(browser: Browser, served: Served) -> None:
     served.join("a")
     served.wait_for({"a": "up"})
     browser.driver.get(served.url)
+    waiting.until(lambda: "all shared memory" in browser.text("#kinds"), "a path", 0.1)
+    assert not browser.driver.find_elements(By.CSS_SELECTOR, "#paths svg"), "nothing to look for"
+    browser.driver.find_element(By.CSS_SELECTOR, "#fold summary").click()
     waiting.until(
-        lambda: bool(browser.driver.find_elements(By.CSS_SELECTOR, "#paths line")), "a path", 0.1
+        lambda: bool(browser.driver.find_elements(By.CSS_SELECTOR, "#paths line")), "the line", 0.1
     )
-    click = 'document.querySelector("#paths line").dispatchEvent(new Event("click"))'
+    click = """
+        document.querySelector("#paths line").dispatchEvent(
+            new MouseEvent("click", {clientX: 200, clientY: 150}))"""
     browser.driver.execute_script(click)
     waiting.until(lambda: "shm: in use" in browser.text("#explained"), "the reasons", 0.1)
+    place = browser.driver.find_element(By.ID, "explained").rect
+    top = browser.driver.execute_script("return scrollY")
+    assert (place["x"], place["y"] - top) == (208, 158)
+    browser.driver.find_element(By.ID, "close").click()
+    assert browser.text("#explained") == ""
+    browser.driver.find_element(By.CSS_SELECTOR, "tr.member").click()
+    waiting.until(lambda: "shm: in use" in browser.text("#explained"), "those of the row", 0.1)
+
+
+def test_charts_have_axes_and_a_value_under_the_pointer(
+    browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = Job.snapshot
+
+    def with_history(job: Job, now: float) -> dict[str, Any]:
+        told = snapshot(job, now)
+        for group in told["groups"]:
+            group["history"] = [[now - 120 + i, 1000.0 + i, 50.0] for i in range(121)]
+        return told
+
+    monkeypatch.setattr(Job, "snapshot", with_history)
+    served.join("a")
+    browser.driver.set_window_size(1280, 900)
+    browser.driver.get(served.url)
+    waiting.until(lambda: "mean return" in browser.text("#groups"), "the charts", 0.1)
+    text = browser.text(".charts")
+    assert "environment steps per second 1120 steps/s" in text
+    for mark in ("1050", "1100", "\N{MINUS SIGN}1 min", "now"):
+        assert mark in text, mark
+    hover = """
+        const chart = document.querySelector(".chart"), box = chart.getBoundingClientRect();
+        chart.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + 54}));
+        return chart.previousSibling.textContent;"""
+    assert " 1000 steps/s at " in browser.driver.execute_script(hover)
+    width = """
+        const [chart, table] = [".chart", "#members"].map((s) => document.querySelector(s));
+        return [chart.clientWidth, table.clientWidth, table.parentNode.clientWidth]"""
+    chart, table, room = browser.driver.execute_script(width)
+    assert chart > 550
+    assert table <= room, "no column is cut"
+    browser.driver.set_window_size(1300, 1000)
 
 
 def test_filter_and_order(browser: Browser, served: Served) -> None:
@@ -117,7 +182,7 @@ def test_filter_and_order(browser: Browser, served: Served) -> None:
     browser.driver.get(served.url)
 
     def names() -> list[str]:
-        rows = browser.driver.find_elements(By.CSS_SELECTOR, "#members tr td:first-child")
+        rows = browser.driver.find_elements(By.CSS_SELECTOR, "#members td.name")
         return [cell.text for cell in rows]
 
     waiting.until(lambda: names() == ["a2", "a10", "b"], "the members in order", 0.1)
@@ -237,17 +302,17 @@ def test_rounds_and_the_member_that_they_wait_for(
         const heights = arguments[0].map(
             (name) => Number(bars[0].querySelector("." + name).getAttribute("height")));
         return [bars.length, heights, document.querySelector(".model").textContent];""",
-        ["computes", "gather", "reduce", "deliver"],
+        ["gather", "compute", "reduce", "deliver"],
     )
     assert bars == 8
     assert heights == sorted(heights, reverse=True)
     assert heights[-1] > 0
     assert (
-        f"slowest: {slow}, with 1 contributions to the last 8 rounds; the fastest member made 24"
+        f"slowest: {slow}, with 1 contribution to the last 8 rounds; the fastest member made 24"
         in text
     )
     assert "nothing for 5 s: waits for contributions <i>of all</i>" in text
-    assert "gather 300.0 ms, reduce 50.0 ms, deliver 10.0 ms" in text
+    assert "compute 140.0 ms, gather 300.0 ms, reduce 50.0 ms, deliver 10.0 ms" in text
     assert f"without {slow}" in text
     assert browser.errors() == []
 
@@ -281,6 +346,6 @@ def test_five_hundred_members(
     before = browser.driver.execute_script("return job.time")
     later = "return job.time > arguments[0]"
     waiting.until(lambda: browser.driver.execute_script(later, before), "another turn", 0.2)
-    assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#members tr")) == 500
+    assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#members tr.member")) == 500
     assert "Too many members for a picture" in browser.text("#legend")
     assert moolink.__version__ in browser.text("#broker")

@@ -97,6 +97,17 @@ def test_what_is_wrong_is_said_above_the_members() -> None:
     )
 
 
+def test_progress_and_normal_ends() -> None:
+    job = job_of(member("a", 5), member("b", None, "left"))
+    model = {"name": "m", "version": 3, "awaited": "", "waiting_for": [], "slowest": None}
+    model |= {"totals": {"steps": 2e6}, "target": {"steps": 1e7}, "left": 300.0}
+    job["groups"][0] |= {"members": ["a"], "models": [model]}
+    text = lines(job, View(), Size(200, 0))
+    assert "1 member  up 1s" in text[0]
+    line = "g  1 member; m: version 3, 2.0M of 10.0M steps, about 5min left"
+    assert text[1].strip() == line
+
+
 def test_more_members_than_rows() -> None:
     job = job_of(*(member(f"m{i:03}", 5) for i in range(100)))
     view = View()
@@ -207,4 +218,4 @@ def test_in_a_terminal(served: Served, end: bytes, status: int) -> None:
     assert b"Traceback" not in rest
     os.close(terminal)
     text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
-    assert "1 members, epoch " in text
+    assert "g  1 member, " in text

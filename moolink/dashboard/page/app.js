@@ -18,7 +18,10 @@ function number(value) {
   }
   return Math.abs(value) >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(3);
 }
-const bytes = (value) => (value ? number(value) + "B" : "–");
+const bytes = (value) => (value ? number(value) + (value >= 1e4 ? "B" : " B") : "–");
+// For an axis, whose marks are round numbers.
+const brief = (value) => number(value).replace(/\.0(?= )/, "");
+const milliseconds = (value) => `${Number((value * 1e3).toPrecision(3))} ms`;
 const perSecond = (value) => (value ? bytes(value) + "/s" : "–");
 function latency(value) {
   if (value === null || value === undefined) return "–";
@@ -29,6 +32,7 @@ function duration(seconds) {
   if (seconds < 5400) return (seconds / 60).toFixed(0) + " min";
   return (seconds / 3600).toFixed(1) + " h";
 }
+const several = (count, thing) => `${number(count)} ${thing}${count === 1 ? "" : "s"}`;
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 // ---- Elements
@@ -52,59 +56,141 @@ function title(element, text) {
   return element;
 }
 
-// ---- Groups
+// ---- Charts
 
-const LEGEND = {
-  gather: "waits for gradients", reduce: "sums them", deliver: "waits for the loop",
-  computes: "before its last contribution", waits: "without the slowest member",
-};
+const LEFT = 54, RIGHT = 8, TOP = 6, BOTTOM = 18;  // of a chart, around its lines
+const TIMES = [10, 30, 60, 120, 300];  // seconds between two marks of the time axis
 
-function sparkline(points, label) {
-  const known = points.filter(([, value]) => value !== null);
-  const box = make("div");
-  const last = known.length ? known[known.length - 1][1] : null;
-  box.append(make("div", "dim", label + ": " + number(last)));
-  const svg = draw("svg", { viewBox: "0 0 300 48", preserveAspectRatio: "none", height: 48, class: "spark", role: "img", "aria-label": label });
-  if (known.length > 1) {
-    const values = known.map(([, value]) => value);
-    const low = Math.min(...values), span = Math.max(...values) - low || 1;
-    const from = known[0][0], time = known[known.length - 1][0] - from || 1;
-    const line = known.map(([at, value]) => `${((at - from) / time * 300).toFixed(1)},${(46 - (value - low) / span * 44).toFixed(1)}`);
-    svg.append(draw("path", { d: "M" + line.join("L") }));
+// The width of each of `columns` charts side by side; a narrow page has them one below the other.
+function roomFor(columns) {
+  const room = byId("groups").clientWidth - 26;
+  return room < 640 ? room : (room - 16 * (columns - 1)) / columns;
+}
+
+// Round numbers that divide the span from `low` to `high` into about `count` parts.
+function marks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at += 1) found.push(at * step);
+  return found;
+}
+
+function frame(width, height, label, low, high, show) {
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "chart", role: "img", "aria-label": label });
+  const y = (value) => height - BOTTOM - (value - low) / (high - low) * (height - TOP - BOTTOM);
+  for (const value of marks(low, high, 4)) {
+    svg.append(draw("line", { x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value), class: "grid" }));
+    const text = draw("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" });
+    text.textContent = show(value);
+    svg.append(text);
   }
+  return [svg, y];
+}
+
+function mark(svg, x, height, label, anchor = "middle") {
+  const text = draw("text", { x, y: height - 4, "text-anchor": anchor });
+  text.textContent = label;
+  svg.append(text);
+}
+
+// Calls `at` with the place of the pointer in the chart, and with null when it leaves.
+function follows(svg, at) {
+  svg.addEventListener("pointermove", (event) => at(event.clientX - svg.getBoundingClientRect().left));
+  svg.addEventListener("pointerleave", () => at(null));
+}
+
+function timeChart(points, label, unit, width, height) {
+  const known = points.filter(([, value]) => value !== null);
+  const box = make("figure");
+  const said = make("span", "dim");
+  const last = known.length ? known[known.length - 1] : null;
+  const say = (point) => setText(said, point ? `${number(point[1])} ${unit}` + (point === last ? "" : ` at ${clock(point[0])}`) : "");
+  const caption = make("figcaption", "", `${label} `);
+  caption.append(said);
+  box.append(caption);
+  say(last);
+  let low = Math.min(...known.map(([, value]) => value)), high = Math.max(...known.map(([, value]) => value));
+  if (!known.length) [low, high] = [0, 1];
+  if (low > 0 && low < high / 2 || low === high) low = Math.min(0, low);
+  if (low === high) high = low + 1;
+  const [svg, y] = frame(width, height, label, low, high, brief);
+  const to = last ? last[0] : 0, from = Math.min(known.length ? known[0][0] : 0, to - 30);
+  const x = (time) => LEFT + (time - from) / (to - from) * (width - LEFT - RIGHT);
+  const step = TIMES.find((seconds) => (to - from) / seconds <= width / 90) || 300;
+  for (let ago = step; x(to - ago) >= LEFT - 1; ago += step) mark(svg, x(to - ago), height, ago < 60 ? `−${ago} s` : `−${ago / 60} min`);
+  mark(svg, width - RIGHT, height, "now", "end");
+  svg.append(draw("path", { d: "M" + known.map(([time, value]) => `${x(time).toFixed(1)},${y(value).toFixed(1)}`).join("L"), class: "line" }));
+  const pointer = draw("line", { y1: TOP, y2: height - BOTTOM, class: "pointer", visibility: "hidden" });
+  const dot = draw("circle", { r: 3.5, class: "dot", visibility: "hidden" });
+  svg.append(pointer, dot);
+  follows(svg, (place) => {
+    const near = place === null || !known.length ? null
+      : known.reduce((best, point) => (Math.abs(x(point[0]) - place) < Math.abs(x(best[0]) - place) ? point : best));
+    for (const element of [pointer, dot]) element.setAttribute("visibility", near ? "visible" : "hidden");
+    if (near) {
+      for (const end of ["x1", "x2"]) pointer.setAttribute(end, x(near[0]));
+      dot.setAttribute("cx", x(near[0]));
+      dot.setAttribute("cy", y(near[1]));
+    }
+    say(near || last);
+  });
   box.append(svg);
   return box;
 }
 
-const PHASES = ["gather", "reduce", "deliver"];
+// ---- Rounds
+
+// The words of the program's own reports (`phase_seconds`, /metrics) for the phases of a round.
+const PHASES = ["compute", "gather", "reduce", "deliver"];
+const LEGEND = {
+  compute: "compute: the leader, before its last contribution",
+  gather: "gather: waits for contributions",
+  reduce: "reduce: the group sums them",
+  deliver: "deliver: waits for the leader's loop",
+  without: "without the slowest member",
+};
+
+function phasesOf(round) {
+  const rest = round.seconds - (round.gather || 0) - round.reduce - round.deliver;
+  return { ...round, compute: round.gather === null ? null : Math.max(0, rest) };
+}
 
 function roundText(round) {
+  const times = phasesOf(round);
   const parts = [`round ${round.version}: ${latency(round.seconds)}`];
-  for (const phase of PHASES) parts.push(`${phase} ${latency(round[phase])}`);
-  parts.push(`batch ${round.batch_size}`, `${Object.keys(round.contributors).length} contributors`);
+  for (const phase of PHASES) parts.push(`${phase} ${latency(times[phase])}`);
+  parts.push(`batch ${round.batch_size}`, several(Object.keys(round.contributors).length, "contributor"));
   if (round.skipped) parts.push(`${round.skipped} without gradients`);
   if (round.slowest) parts.push(`without ${round.slowest}`);
   return parts.join(", ");
 }
 
-// A bar is a round: its phases from below, then what the leader itself computed.
-function roundsChart(rounds) {
-  const svg = draw("svg", { viewBox: `0 0 ${64 * 6} 52`, preserveAspectRatio: "none", height: 52, class: "rounds", role: "img", "aria-label": "time of each round" });
+// A bar is a round: deliver, reduce and gather from below are its end, compute its beginning.
+function roundsChart(rounds, width, height, say) {
   // One round that took long must not make lines of the others.
   const ordered = rounds.map((round) => round.seconds).sort((a, b) => a - b);
-  const longest = Math.max(Math.min(ordered[ordered.length - 1], 4 * ordered[ordered.length >> 1]), 1e-9);
+  const high = Math.max(Math.min(ordered[ordered.length - 1], 4 * ordered[ordered.length >> 1]), 1e-9);
+  const [svg, y] = frame(width, height, "time of each round", 0, high, milliseconds);
+  svg.classList.add("rounds");
+  const step = (width - LEFT - RIGHT) / Math.max(rounds.length, 24);
+  const floor = y(0);
   rounds.forEach((round, i) => {
-    const bar = draw("g", {});
-    const height = Math.min(44, Math.max(1, round.seconds / longest * 44));
-    bar.append(draw("rect", { x: i * 6, y: 46 - height, width: 5, height, class: "computes" }));
-    let top = 46;
-    for (const phase of PHASES) {
-      const part = Math.min((round[phase] || 0) / longest * 44, height - (46 - top));
-      top -= part;
-      bar.append(draw("rect", { x: i * 6, y: top, width: 5, height: part, class: phase }));
+    const bar = draw("g", {}), x = LEFT + i * step, times = phasesOf(round);
+    let top = floor;
+    for (const phase of [...PHASES].reverse()) {
+      const until = Math.max(y(high), top - (floor - y(times[phase] || 0)));
+      bar.append(draw("rect", { x, y: until, width: step * 0.85, height: top - until, class: phase }));
+      top = until;
     }
-    if (round.slowest) bar.append(draw("rect", { x: i * 6, y: 48, width: 5, height: 3, class: "waits" }));
-    svg.append(title(bar, roundText(round)));
+    if (round.slowest) bar.append(draw("rect", { x, y: floor + 1, width: step * 0.85, height: 3, class: "without" }));
+    svg.append(bar);
+  });
+  mark(svg, LEFT, height, `round ${rounds[0].version}`, "start");
+  mark(svg, width - RIGHT, height, `round ${rounds[rounds.length - 1].version}`, "end");
+  follows(svg, (place) => {
+    const i = place === null ? -1 : Math.floor((place - LEFT) / step);
+    say(rounds[i] || rounds[rounds.length - 1]);
   });
   return svg;
 }
@@ -114,46 +200,63 @@ function modelView(model) {
   box.append(make("h3", "", model.name));
   const facts = make("div", "dim");
   facts.textContent = `version ${model.version}, led by ${model.leader || "no member yet"}`;
-  if (model.rounds.length) facts.textContent += `, last round ${duration(Math.max(0, job.time - model.rounds[model.rounds.length - 1].time))} ago`;
-  box.append(facts);
   if (model.rounds.length) {
     const longest = Math.max(...model.rounds.map((round) => round.seconds));
-    box.append(make("div", "dim", `last ${model.rounds.length} rounds, the longest ${latency(longest)}`));
-    box.append(roundsChart(model.rounds));
-    const legend = make("div", "dim phases");
-    for (const phase of [...PHASES, "computes", "waits"]) legend.append(make("span", phase, LEGEND[phase]));
-    box.append(legend, make("div", "dim last", roundText(model.rounds[model.rounds.length - 1])));
+    const ago = duration(Math.max(0, job.time - model.rounds[model.rounds.length - 1].time));
+    facts.textContent += `, last round ${ago} ago; of the last ${several(model.rounds.length, "round")} the longest took ${latency(longest)}`;
   }
+  box.append(facts);
   if (model.awaited) box.append(make("div", "slow", `nothing for ${duration(model.still)}: waits for ${model.awaited}`));
   else if (model.waiting_for.length) box.append(make("div", "slow", "waits for " + model.waiting_for.join(", ")));
   if (model.slowest) {
-    const count = model.contributions[model.slowest];
     const most = Math.max(...Object.values(model.contributions));
-    box.append(make("div", "slow", `slowest: ${model.slowest}, with ${count} contributions to the last ${Math.min(16, model.rounds.length)} rounds; the fastest member made ${most}`));
+    box.append(make("div", "slow", `slowest: ${model.slowest}, with ${several(model.contributions[model.slowest], "contribution")} to the last ${several(Math.min(16, model.rounds.length), "round")}; the fastest member made ${most}`));
+  }
+  if (model.rounds.length) {
+    const said = make("div", "dim said");
+    const say = (round) => setText(said, roundText(round));
+    box.append(roundsChart(model.rounds, roomFor(1), 130, say));
+    const legend = make("div", "dim phases");
+    for (const phase of [...PHASES, "without"]) legend.append(make("span", phase, LEGEND[phase]));
+    box.append(said, legend);
+    say(model.rounds[model.rounds.length - 1]);
   }
   return box;
+}
+
+// ---- Groups
+
+// Of each counter with a target: how far it is.
+function progress(model) {
+  const items = Object.entries(model.target).map(([name, target]) => [`${name} of ${number(target)}`, number(model.totals[name] || 0)]);
+  if (!items.length && model.totals.steps !== undefined) items.push(["steps in all", number(model.totals.steps)]);
+  if (model.left) items.push(["left", `about ${duration(model.left)}`]);
+  return items;
 }
 
 function groupView(group) {
   const card = make("article", "card");
   card.dataset.group = group.name;
   card.append(make("h2", "", group.name));
+  for (const script of group.scripts) card.append(make("div", "dim script", script));
+  if (group.environments.length) card.append(make("div", "dim", `environment: ${group.environments.join(", ")}`));
   const facts = make("div", "facts");
   const history = group.history;
   const last = history.length ? history[history.length - 1] : [0, null, null];
-  const items = [["members", group.members.length], ["epoch", group.epoch], ["steps/s", number(last[1])]];
+  const items = [[group.members.length === 1 ? "member" : "members", group.members.length], ["steps/s", number(last[1])]];
   if (last[2] !== null) items.push(["return", number(last[2])]);
+  for (const model of group.models) items.push(...progress(model));
   for (const [name, value] of items) {
     const fact = make("span", "dim", " " + name);
     fact.prepend(make("b", "", String(value)));
     facts.append(fact);
   }
   card.append(facts);
+  const returns = history.some((point) => point[2] !== null);
+  const width = roomFor(returns ? 2 : 1);
   const charts = make("div", "charts");
-  charts.append(sparkline(history.map(([time, steps]) => [time, steps]), "environment steps/s"));
-  if (history.some((point) => point[2] !== null)) {
-    charts.append(sparkline(history.map(([time, , value]) => [time, value]), "return"));
-  }
+  charts.append(timeChart(history.map(([time, steps]) => [time, steps]), "environment steps per second", "steps/s", width, 180));
+  if (returns) charts.append(timeChart(history.map(([time, , value]) => [time, value]), "mean return", "", width, 180));
   card.append(charts);
   for (const model of group.models) card.append(modelView(model));
   return card;
@@ -164,10 +267,9 @@ function groupView(group) {
 const COLUMNS = [
   ["name", "Name", (m) => m.name],
   ["state", "State", (m) => m.state],
-  ["why", "Notes", (m) => m.why || Object.entries(m.own).map(([n, v]) => `${n} ${number(v)}`).join(", ")],
   ["role", "Role", (m) => m.role],
   ["groups", "Groups", (m) => m.groups.join(", ")],
-  ["host", "Host", (m) => m.host + (m.pid ? ":" + m.pid : "")],
+  ["host", "Process", (m) => m.host + (m.pid ? ":" + m.pid : "")],
   ["version", "Version", (m) => m.version, number],
   ["steps", "Steps/s", (m) => m.rates.steps, number],
   ["calls", "Calls/s", (m) => m.rates.calls, number],
@@ -178,12 +280,17 @@ const COLUMNS = [
   ["latency", "To broker", (m) => m.latency, (v, m) => (v === null ? "–" : `${m.path} ${latency(v)}`)],
   ["age", "Joined", (m) => m.age, (v) => duration(v) + " ago"],
 ];
-const TEXT = new Set(["name", "state", "role", "groups", "host", "why"]);
-const rows = new Map();
+const TEXT = new Set(["name", "state", "role", "groups", "host"]);
+const ORDER = { up: 1, new: 1, left: 2 };  // members with a problem come first, those that have left last
+const bodies = new Map();
+
+function noteOf(member) {
+  return member.why || Object.entries(member.own).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+}
 
 function header() {
   for (const [key, label] of COLUMNS) {
-    const cell = make("th", TEXT.has(key) ? "" : "number", label);
+    const cell = make("th", `${key} ${TEXT.has(key) ? "" : "number"}`, label);
     cell.tabIndex = 0;
     const sort = () => {
       sorted = { key, down: sorted.key === key ? !sorted.down : !TEXT.has(key) };
@@ -195,12 +302,22 @@ function header() {
   }
 }
 
-function newRow() {
-  const row = make("tr");
-  for (const [key] of COLUMNS) {
-    row.append(make("td", key === "why" || key === "state" ? key : TEXT.has(key) ? "" : "number"));
-  }
-  return row;
+// A member's row, and the row of its note below it.
+function newBody(name) {
+  const body = make("tbody"), row = make("tr", "member"), note = make("tr", "note-row");
+  for (const [key] of COLUMNS) row.append(make("td", `${key} ${TEXT.has(key) ? "" : "number"}`));
+  const cell = make("td", "why");
+  cell.colSpan = COLUMNS.length;
+  note.append(cell);
+  body.append(row, note);
+  row.tabIndex = 0;
+  row.title = "Click to see how it reaches the broker, and why so";
+  row.addEventListener("click", (event) => explain(name, job.broker.name, event.clientX, event.clientY));
+  row.addEventListener("keydown", (event) => {
+    const box = row.getBoundingClientRect();
+    if (event.key === "Enter") explain(name, job.broker.name, box.left + 20, box.bottom);
+  });
+  return body;
 }
 
 function compare(a, b) {
@@ -210,50 +327,67 @@ function compare(a, b) {
   return sorted.down ? -order : order;
 }
 
+// Columns that tell nothing, as no member has a value, or all are in one group.
+function unneeded() {
+  const empty = ([, , read]) => job.members.every((member) => !read(member));
+  return new Set(COLUMNS.filter((column) => (column[0] === "groups" ? job.groups.length < 2 : empty(column))).map(([key]) => key));
+}
+
 function showMembers() {
   if (!job) return;
   const wanted = byId("filter").value.toLowerCase();
   const shown = job.members.filter((m) => !wanted || `${m.name} ${m.host} ${m.state} ${m.role} ${m.groups}`.toLowerCase().includes(wanted));
-  // Members that need help come first.
-  const wrong = (member) => (member.state === "up" || member.state === "new" ? 1 : 0);
-  shown.sort((a, b) => wrong(a) - wrong(b) || compare(a, b));
+  const rank = (member) => ORDER[member.state] || 0;
+  shown.sort((a, b) => rank(a) - rank(b) || compare(a, b));
+  const hidden = unneeded();
   [...byId("columns").children].forEach((cell, i) => {
     const here = COLUMNS[i][0] === sorted.key;
     cell.ariaSort = here ? (sorted.down ? "descending" : "ascending") : "none";
+    cell.hidden = hidden.has(COLUMNS[i][0]);
   });
-  const body = byId("members");
+  const table = byId("members");
   const names = new Set(shown.map((m) => m.name));
-  for (const [name, row] of rows) {
-    if (!names.has(name)) { row.remove(); rows.delete(name); }
+  for (const [name, body] of bodies) {
+    if (!names.has(name)) { body.remove(); bodies.delete(name); }
   }
   shown.forEach((member, i) => {
-    let row = rows.get(member.name);
-    if (!row) {
-      rows.set(member.name, (row = newRow()));
-      row.addEventListener("click", () => explain(member.name, job.broker.name));
-    }
-    row.className = member.state;
+    let body = bodies.get(member.name);
+    if (!body) bodies.set(member.name, (body = newBody(member.name)));
+    body.className = member.state;
+    const [row, note] = body.children;
     COLUMNS.forEach(([key, , read, show], column) => {
-      const value = read(member);
-      const cell = row.children[column];
+      const value = read(member), cell = row.children[column];
       setText(cell, show ? show(value, member) : String(value));
-      if (key === "why") cell.title = cell.textContent;
+      cell.hidden = hidden.has(key);
+      if (TEXT.has(key)) cell.title = cell.textContent;
     });
-    if (body.children[i] !== row) body.insertBefore(row, body.children[i] || null);
+    setText(note.firstChild, noteOf(member));
+    note.hidden = !note.firstChild.textContent;
+    if (table.tBodies[i] !== body) table.insertBefore(body, table.tBodies[i] || null);
   });
-  const gone = job.members.filter((m) => m.state === "gone").length;
-  setText(byId("count"), `${job.members.length - gone}` + (gone ? `, ${gone} gone` : ""));
+  const counts = ["left", "gone"].map((state) => [state, job.members.filter((m) => m.state === state).length]);
+  const there = job.members.length - counts.reduce((sum, [, count]) => sum + count, 0);
+  setText(byId("count"), [there, ...counts.filter(([, count]) => count).map(([state, count]) => `${count} ${state}`)].join(", "));
 }
 
 // ---- Paths
 
+const KINDS = { shm: "shared memory", verbs: "RDMA", tcp: "TCP" };
+let folded = null;  // whether the user has closed the picture; null: not touched
+
 function showPaths() {
-  const holder = byId("paths"), legend = byId("legend");
-  const members = job.members.filter((member) => member.state !== "gone");
+  const holder = byId("paths"), legend = byId("legend"), fold = byId("fold");
+  const members = job.members.filter((member) => !["gone", "left"].includes(member.state));
+  const counts = {};
+  for (const member of members) for (const [, path] of member.paths) counts[path] = (counts[path] || 0) + 1;
+  const kinds = Object.keys(counts).sort();
+  const told = kinds.map((path) => KINDS[path] || path).join(", ");
+  setText(byId("kinds"), !kinds.length ? "none yet" : kinds.length === 1 ? `all ${told}` : told);
+  // Where all is shared memory there is nothing to look for.
+  fold.open = folded === null ? kinds.some((path) => path !== "shm") : !folded;
+  if (!fold.open) return;
   if (members.length > MOST_IN_PICTURE) {
     holder.replaceChildren();
-    const counts = {};
-    for (const member of job.members) for (const [, path] of member.paths) counts[path] = (counts[path] || 0) + 1;
     const parts = Object.entries(counts).map(([path, count]) => `${path}: ${count}`);
     legend.textContent = `Too many members for a picture. Connections by path: ${parts.join(", ") || "none"}. Click a member to see its path to the broker.`;
     return;
@@ -272,7 +406,7 @@ function showPaths() {
       drawn.add(pair);
       const [[x1, y1], [x2, y2]] = [place.get(member.name), place.get(peer)];
       const line = title(draw("line", { x1, y1, x2, y2, class: path }), `${member.name} – ${peer}: ${path}, ${latency(seconds)}. Click to see why.`);
-      line.addEventListener("click", () => explain(member.name, peer));
+      line.addEventListener("click", (event) => explain(member.name, peer, event.clientX, event.clientY));
       svg.append(line);
     }
   }
@@ -288,10 +422,18 @@ function showPaths() {
   legend.textContent = "Green: shared memory. Blue: RDMA. Amber: TCP. Click a line to see why this path is used.";
 }
 
-async function explain(member, peer) {
-  const box = byId("explained");
-  box.hidden = false;
-  box.textContent = `${member} – ${peer}: asking …`;
+// The box opens where the user has clicked.
+async function explain(member, peer, x, y) {
+  const box = byId("explained"), text = byId("explanation");
+  const say = (...lines) => {
+    text.replaceChildren(make("b", "", `${member} – ${peer}`), ...lines);
+    box.hidden = false;
+    box.style.left = `${Math.max(8, Math.min(x + 8, innerWidth - box.offsetWidth - 8))}px`;
+    box.style.top = `${Math.max(8, Math.min(y + 8, innerHeight - box.offsetHeight - 8))}px`;
+  };
+  const gone = job.members.find((one) => one.name === member && ["gone", "left"].includes(one.state));
+  if (gone) { say(make("div", "", gone.why || "it has left the job")); return; }
+  say(make("div", "dim", "asking …"));
   const query = new URLSearchParams({ member, peer });
   let told;
   try {
@@ -299,12 +441,16 @@ async function explain(member, peer) {
   } catch (failed) {
     told = { error: String(failed) };
   }
-  box.replaceChildren(make("b", "", `${member} – ${peer}`));
-  if (told.error) { box.append(make("div", "", told.error)); return; }
-  box.append(make("div", "", told.reason));
-  for (const path of told.paths) {
-    box.append(make("div", "dim", `${path.path}: ${path.state}` + (path.reason ? `, ${path.reason}` : "")));
-  }
+  if (told.error) { say(make("div", "", told.error)); return; }
+  const paths = told.paths.map((path) => make("div", "dim", `${path.path}: ${path.state}` + (path.reason ? `, ${path.reason}` : "")));
+  say(make("div", "", told.reason), ...paths);
+}
+
+function closesExplanation() {
+  const box = byId("explained");
+  byId("close").addEventListener("click", () => { box.hidden = true; });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") box.hidden = true; });
+  document.addEventListener("pointerdown", (event) => { if (!box.contains(event.target)) box.hidden = true; });
 }
 
 // ---- Events
@@ -334,7 +480,7 @@ function show() {
 
 function isRead(element) {
   const selection = document.getSelection();
-  return element.querySelector("line:hover, .rounds:hover") !== null || (!selection.isCollapsed && element.contains(selection.anchorNode));
+  return element.querySelector("#paths line:hover, .chart:hover") !== null || (!selection.isCollapsed && element.contains(selection.anchorNode));
 }
 
 function follow() {
@@ -365,6 +511,9 @@ function follow() {
 }
 
 header();
+closesExplanation();
+byId("fold").querySelector("summary").addEventListener("click", () => { folded = byId("fold").open; if (job) setTimeout(showPaths); });
+window.addEventListener("resize", () => job && show());
 byId("filter").addEventListener("input", showMembers);
 document.addEventListener("visibilitychange", () => job && !document.hidden && show());
 follow();
