@@ -75,7 +75,8 @@ compile-release: $(RELEASE)/build.ninja
 compile-dev: $(DEV)/build.ninja
 	$(BIN)/ninja -C $(DEV)
 
-DEMO ?= --max-seconds 150 --no-resume --save-dir runs/demo
+# Without sticky actions, which ids such as ALE/Breakout-v5 have, the game is learned sooner.
+DEMO ?= --repeat-action-probability 0 --max-seconds 150 --no-resume --save-dir runs/demo
 demo: release
 	$(RUN) -m moolink run -n 2 -m examples.torch.impala $(DEMO)
 

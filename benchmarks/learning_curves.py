@@ -37,6 +37,8 @@ class Options:
     total_steps: int = 300_000
     seeds: tuple[int, ...] = (0, 1, 2)
     peers: int = 2
+    repeat_action_probability: float | None = None
+    """Of Atari games, if it is not to be the id's."""
     log_interval: float = 0.25
     """Seconds between two points of a curve, as it is measured."""
     runs: Path | None = None
@@ -94,6 +96,8 @@ def run_job(options: Options, framework: str, seed: int, directory: Path) -> Non
     command += ["-m", f"examples.{framework}.impala", "--env-id", options.env_id]
     command += ["--total-steps", str(options.total_steps), "--seed", str(seed), "--no-resume"]
     command += ["--log-interval", str(options.log_interval), "--save-dir", str(directory)]
+    if options.repeat_action_probability is not None:
+        command += ["--repeat-action-probability", str(options.repeat_action_probability)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import moolink
-from examples.common.options import OptionError, Options
+from examples.common.options import ATARI_OPTIONS, OptionError, Options
 from moolink import files
 
 NAME = "checkpoint.npz"
@@ -99,6 +99,11 @@ def other_job(options: Options, theirs: Mapping[str, Any]) -> str | None:
         if options.mode == "evaluate" and name == "optimizer":
             continue
         if name in mine and mine[name] != theirs[name]:
+            option = "--" + name.replace("_", "-")
+            return f"is of {option} {theirs[name]}, not {mine[name]}"
+    # What was learned may be played by other rules, but does not go on with them.
+    for name in ATARI_OPTIONS if options.mode == "train" else ():
+        if theirs.get(name, mine[name]) != mine[name]:
             option = "--" + name.replace("_", "-")
             return f"is of {option} {theirs[name]}, not {mine[name]}"
     return None

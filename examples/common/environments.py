@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple, TypeGuard
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs import registration
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 import moolink
 from examples.common import tasks
 from examples.common.agents import ParallelEnvs
-from examples.common.options import ATARI, OptionError, Options
+from examples.common.options import ATARI, ATARI_OPTIONS, OptionError, Options
 
 Observation = dict[str, NDArray[Any]]  # a part of the observation space each, [E, ...]
 
@@ -35,7 +38,8 @@ class Step(NamedTuple):
     reward: NDArray[np.float32]
     """[E], as the environment gives it."""
     terminated: NDArray[np.bool_]
-    """[E]: nothing follows. In Atari also when a life is lost, though the game goes on."""
+    """[E]: nothing follows. With `--episodic-life` also when a life is lost in Atari, though the
+    game goes on."""
     truncated: NDArray[np.bool_]
     """[E]: cut off by a limit; what would have followed counts. False where `terminated`."""
     episode_over: NDArray[np.bool_]
@@ -205,8 +209,8 @@ class Environments:
 
 
 class Atari(Environments):
-    """ALE's vector environment, whose threads step the games: grey frames, 4 stacked, each action
-    for 4 frames. A lost life ends the return, but not the game."""
+    """ALE's vector environment, whose threads step the games: grey frames, 4 stacked. With
+    `--episodic-life` a lost life ends the return, but not the game."""
 
     def _began(self, infos: dict[str, Any]) -> None:
         self._frames = infos["episode_frame_number"]
@@ -349,9 +353,6 @@ def on_host(array: Any) -> NDArray[Any]:
 
 def make_envs(options: Options, num_envs: int) -> Environments:
     """`num_envs` environments. Raises OptionError for an id that is unknown."""
-    if options.env_id.startswith(ATARI):
-        return make_atari(options, num_envs)
-    make = partial(make_one, options.env_id)
     kind = constructor(options.env_id)
     if makes_vectors(kind):
         return Driven(kind(num_envs=num_envs))
@@ -364,11 +365,9 @@ def make_envs(options: Options, num_envs: int) -> Environments:
             copies = [env, *(kind() for _ in range(num_envs // agents - 1))]
             return Environments(ParallelEnvs(copies))
         env.close()
-    elif spec_of(options.env_id).vector_entry_point is not None:
-        envs = gymnasium.make_vec(options.env_id, num_envs=num_envs)
-        if envs.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
-            return Environments(envs)
-        envs.close()  # such as Gymnasium's CartPole, which loses last observations
+    elif (envs := make_vector(options, num_envs)) is not None:
+        return envs
+    make = partial(make_one, options.env_id)
     if options.env_processes:
         return Environments(Pooled(make, num_envs, min(options.env_processes, num_envs)))
     return Environments(
@@ -397,7 +396,10 @@ def constructor(env_id: str) -> Callable[[], Any] | None:
     module, colon, name = env_id.partition(":")
     if not colon:
         return None
-    return getattr(importlib.import_module(module), name, None)
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise OptionError(f"--env-id {env_id}: {error}; install the package that has it") from None
 
 
 def makes_vectors(kind: Callable[..., Any] | None) -> TypeGuard[Callable[..., Any]]:
@@ -405,36 +407,108 @@ def makes_vectors(kind: Callable[..., Any] | None) -> TypeGuard[Callable[..., An
     return kind is not None and "num_envs" in inspect.signature(kind).parameters
 
 
-def spec_of(env_id: str) -> Any:
-    assert tasks  # imported for its registrations
+def make_vector(options: Options, num_envs: int) -> Environments | None:
+    """The vector environment that an id is registered with, if the learner can use it as it is."""
+    spec = spec_of(options.env_id)
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        return None  # `make_vec` does not take wrappers
+    given = atari_keywords(options) if options.is_atari else {}
     try:
-        return gymnasium.spec(env_id)
+        envs = gymnasium.make_vec(spec, num_envs=num_envs, **given)
+    except TypeError as error:
+        raise OptionError(f"{spec.vector_entry_point} does not make {spec.id}: {error}") from None
+    if options.is_atari:
+        return Atari(envs)
+    if envs.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+        return Environments(envs)
+    if spec.entry_point is None:
+        return Driven(envs)
+    envs.close()  # such as Gymnasium's CartPole, which loses last observations
+    return None
+
+
+def atari_keywords(options: Options) -> dict[str, Any]:
+    """The keywords that `gymnasium.make_vec` gets in addition to those of the registration."""
+    rules = {
+        "repeat_action_probability": options.repeat_action_probability,
+        "noop_max": options.no_op_max,
+        "full_action_space": options.full_action_space or None,
+        "max_num_frames_per_episode": options.max_frames,
+    }
+    return {
+        "img_height": options.frame_size,
+        "img_width": options.frame_size,
+        "num_threads": options.env_threads or options.cores,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "reward_clipping": False,  # the learner clips: returns are those of the game
+        # ALE's `episodic_life` would restart the whole game.
+        "life_loss_info": options.episodic_life,
+        **{name: value for name, value in rules.items() if value is not None},
+    }
+
+
+def rules_of(options: Options) -> dict[str, Any]:
+    """What decides how an environment of Gymnasium behaves, by the names of its keywords.
+
+    JSON values: those of the registration, what options of the learner have changed, and for
+    Atari the defaults of ALE's vector environment. Empty for `module:function`.
+    """
+    if constructor(options.env_id) is not None:
+        return {}
+    spec = spec_of(options.env_id)
+    rules: dict[str, Any] = {"id": spec.id}
+    if options.is_atari:
+        from ale_py.vector_env import AtariVectorEnv
+
+        parameters = inspect.signature(AtariVectorEnv).parameters.values()
+        rules |= {p.name: p.default for p in parameters if p.default is not p.empty}
+    rules |= spec.kwargs
+    if options.is_atari:
+        rules |= atari_keywords(options)
+        # Speed, and what has no meaning here.
+        for name in ("num_threads", "thread_affinity_offset", "batch_size", "autoreset_mode"):
+            del rules[name]
+    rules["max_episode_steps"] = spec.max_episode_steps
+    rules["wrappers"] = [wrapper.name for wrapper in spec.additional_wrappers] or None
+    known = {name: value for name, value in rules.items() if value is not None}
+    plain: dict[str, Any] = json.loads(json.dumps(known, default=str))
+    return plain
+
+
+def said_rules(options: Options) -> str:
+    """One line for the log: the rules that the id is registered with, and the options that change
+    them or what is learned of them."""
+    said = options.env_id
+    if constructor(options.env_id) is None:
+        spec = spec_of(options.env_id)
+        registered = {**spec.kwargs, "max_episode_steps": spec.max_episode_steps}
+        rules = [f"{name}={value}" for name, value in registered.items() if value is not None]
+        said += f" ({', '.join(rules)})" if rules else ""
+    names = (*ATARI_OPTIONS, "frame_size") if options.is_atari else ()
+    changes = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name in (*names, "clip_reward")
+        if (value := getattr(options, name)) is not None and value is not False
+    ]
+    return said + (f" with {' '.join(changes)}" if changes else "")
+
+
+def spec_of(env_id: str) -> EnvSpec:
+    """The registration that `gymnasium.make` finds for an id, whose module is imported already."""
+    assert tasks  # imported for its registrations
+    name = env_id.rpartition(":")[2]
+    if name.startswith(ATARI):
+        import ale_py  # here because other environments need no emulator
+
+        gymnasium.register_envs(ale_py)
+    try:
+        space, plain, version = registration.parse_env_id(name)
+        if version is None:  # the newest one
+            version = registration.find_highest_version(space, plain)
+            name = registration.get_env_id(space, plain, version)
+        return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise OptionError(f"no environment {env_id!r}: {error}") from None
-
-
-def make_atari(options: Options, num_envs: int) -> Atari:
-    # Imported here because other environments need no emulator.
-    import ale_py
-    from ale_py.vector_env import AtariVectorEnv
-
-    gymnasium.register_envs(ale_py)
-    kwargs = spec_of(options.env_id).kwargs
-    return Atari(
-        AtariVectorEnv(
-            kwargs["game"],
-            num_envs,
-            num_threads=options.env_threads or options.cores,
-            img_height=options.frame_size,
-            img_width=options.frame_size,
-            stack_num=4,
-            frameskip=4,
-            max_num_frames_per_episode=options.max_frames,
-            autoreset_mode=AutoresetMode.SAME_STEP,
-            life_loss_info=True,  # `episodic_life` would restart the whole game
-            reward_clipping=False,
-        )
-    )
 
 
 def random_means(envs: Environments, seed: int, steps: int = 100) -> Observation:

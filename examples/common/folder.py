@@ -19,14 +19,14 @@ from typing import Any
 
 import moolink
 from examples.common import checkpoint
-from examples.common.options import OptionError, Options
+from examples.common.options import ATARI_OPTIONS, OptionError, Options
 from moolink import files
 from moolink.launch import place
 
 OPTIONS = "options.json"
 _PATH_OF_RUN = re.compile(r"runs(/(?!\.)[\w.-]+){3}")  # as another peer tells it
 # Options of the network and of the environments, which an evaluation takes from the run's.
-_PLAYED = ("env_id", "hidden_size", "lstm", "frame_size", "max_frames", "normalize", "precision")
+_PLAYED = ("env_id", "hidden_size", "lstm", "frame_size", "normalize", "precision", *ATARI_OPTIONS)
 
 
 class RunFolder:

@@ -21,6 +21,7 @@ import numpy as np
 import moolink
 from examples.common import checkpoint, curve
 from examples.common.curve import LearningCurve
+from examples.common.environments import rules_of, said_rules
 from examples.common.folder import RunFolder
 from examples.common.options import Options
 from examples.common.progress import Terminal, process_start, progress_line
@@ -69,6 +70,7 @@ class Job(abc.ABC):
         self._origin = self.started  # of the column `seconds`
         self._learns_since: float | None = None
         self.terminal = Terminal(options.total_steps)
+        self.terminal.say(said_rules(options))
         self.totals: Mapping[str, int] = {}
         self.version = 0
         if self.saved is not None:
@@ -249,6 +251,7 @@ class Job(abc.ABC):
             "seconds": self.seconds,
             "model_version": self._model_version(),
             "options": self.options.as_dict(),
+            "environment": rules_of(self.options),
         }
         self._write(checkpoint.save, self.folder.make(), tree)
         self._kept_steps = tree["totals"].get("steps", 0)
@@ -283,6 +286,7 @@ class Job(abc.ABC):
             "seconds": round(self.seconds, 2),
             "updates": self._model_version(),
             "options": self.options.as_dict(),
+            "environment": rules_of(self.options),
         }
         self.options.result_json.parent.mkdir(parents=True, exist_ok=True)
         with files.written(self.options.result_json) as file:

@@ -23,6 +23,14 @@ import moolink
 from moolink.launch import place
 
 ATARI = "ALE/"  # prefix of the ids of ALE's environments
+# Those that make another environment of an Atari id.
+ATARI_OPTIONS = (
+    "repeat_action_probability",
+    "no_op_max",
+    "full_action_space",
+    "max_frames",
+    "episodic_life",
+)
 
 
 class OptionError(ValueError):
@@ -34,9 +42,10 @@ class Options:
     """The options of every learner."""
 
     env_id: str = "ALE/Breakout-v5"
-    """An environment of Gymnasium (`CartPole-v1`, `module:Id-v0`), or `module:function` that makes
-    one or a parallel environment of PettingZoo. A function with a parameter `num_envs` makes a
-    vector environment of any library that `moolink.drive` takes."""
+    """An environment as `gymnasium.make` and `gymnasium.make_vec` know it (`CartPole-v1`,
+    `module:Id-v0`), or `module:function` that makes one or a parallel environment of PettingZoo. A
+    function with a parameter `num_envs` makes a vector environment of any library that
+    `moolink.drive` takes."""
     mode: Literal["train", "evaluate"] = "train"
     """`evaluate` plays with the likeliest actions from a run's checkpoint and prints returns. The
     environment and the network are those of the run."""
@@ -74,8 +83,19 @@ class Options:
     """Also seed the environments, which otherwise seed themselves."""
     frame_size: int = 42
     """Height and width of Atari frames."""
-    max_frames: int = 108_000
-    """An Atari episode is cut off after this many frames (30 minutes of play)."""
+    repeat_action_probability: float | None = None
+    """Sticky actions: in each frame an Atari game repeats its last action with this probability.
+    Default: the id's, which is 0.25 for `-v5`."""
+    no_op_max: int | None = None
+    """An Atari game begins with a random number of up to this many frames without an action.
+    Default: the id's, else 30."""
+    full_action_space: bool = False
+    """All 18 actions in each Atari game, not those alone that have an effect in it."""
+    max_frames: int | None = None
+    """An Atari episode is cut off after this many frames. Default: the id's, which is 108,000 (30
+    minutes of play) for `-v5`."""
+    episodic_life: bool = False
+    """A lost life ends the return in Atari, but not the game. The presets for Atari turn it on."""
     env_threads: int | None = None
     """Threads of Atari emulators in each group of environments. Default: this peer's cores."""
     clip_reward: bool = False
@@ -110,6 +130,11 @@ class Options:
     """Number of peers the job is meant for; they may come and go nevertheless."""
     cores: int = 1
     """Cores this peer may use. Default: its share of those it may run on."""
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the environment is a game that ALE's vector environment plays."""
+        return self.env_id.rpartition(":")[2].startswith(ATARI)
 
     @property
     def env_name(self) -> str:
@@ -161,6 +186,15 @@ class Options:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is {getattr(self, name)}; it must be at least 1")
+        for name in () if self.is_atari else ATARI_OPTIONS:
+            if getattr(self, name) is not None and getattr(self, name) is not False:
+                option = "--" + name.replace("_", "-")
+                raise OptionError(f"{option} is for Atari: for ids such as ALE/Pong-v5")
+        repeat = self.repeat_action_probability
+        if repeat is not None and not 0 <= repeat < 1:
+            raise OptionError(
+                f"--repeat-action-probability is {repeat}; it must be at least 0 and less than 1"
+            )
 
     def preset(self) -> None:
         """Changes the defaults to those for the environment."""
@@ -260,11 +294,11 @@ class ImpalaOptions(GroupOptions):
 
     def preset(self) -> None:
         """Changes the defaults to those for the environment, shared out among the peers."""
-        if self.env_id.startswith(ATARI):
+        if self.is_atari:
             self.total_steps, self.hidden_size = 2_000_000, 256
             # Rounds of 4 unrolls instead of 8 cost a tenth of the speed, and need fewer steps.
             self.batch_size = 4
-            self.entropy_cost, self.clip_reward = 0.005, True
+            self.entropy_cost, self.clip_reward, self.episodic_life = 0.005, True, True
             if self.frame_size >= 64:
                 self.num_envs = 64  # inference for few frames of this size is slow
         elif self.env_id.endswith("Catch-v0"):
@@ -316,9 +350,10 @@ class PpoOptions(GroupOptions):
     def preset(self) -> None:
         """Changes the defaults to those for the environment, shared out among the peers."""
         self.learning_rate, self.adam_eps = 3e-4, 1e-5
-        if self.env_id.startswith(ATARI):
-            self.total_steps, self.hidden_size, self.clip_reward = 10_000_000, 256, True
+        if self.is_atari:
+            self.total_steps, self.hidden_size = 10_000_000, 256
             self.learning_rate, self.clip = 2.5e-4, 0.1
+            self.clip_reward = self.episodic_life = True
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.learning_rate, self.rollout_length = 100_000, 2.5e-3, 64
         self.num_envs = max(1, self.num_envs // self.num_peers)

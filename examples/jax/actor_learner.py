@@ -34,7 +34,7 @@ import moolink.jax
 from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
-from examples.common.options import ATARI, OptionError
+from examples.common.options import OptionError
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
 from examples.jax import common
@@ -71,9 +71,9 @@ class ActorLearnerOptions(RoleOptions):
     """Clips the importance weights of the traces."""
 
     def preset(self) -> None:
-        if self.env_id.startswith(ATARI):
+        if self.is_atari:
             self.total_steps, self.hidden_size = 2_000_000, 256
-            self.entropy_cost, self.clip_reward = 0.005, True
+            self.entropy_cost, self.clip_reward, self.episodic_life = 0.005, True, True
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.reward_scale = 400_000, 0.03
             self.max_grad_norm, self.entropy_cost = 40.0, 0.003

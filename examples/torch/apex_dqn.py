@@ -33,7 +33,6 @@ import moolink.torch
 from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
-from examples.common.options import ATARI
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
 from moolink.replay import NStepWriter, Prioritized, SampleToInsertRatio, Table
@@ -74,8 +73,9 @@ class ApexOptions(RoleOptions):
 
     def preset(self) -> None:
         self.learning_rate, self.max_grad_norm = 5e-4, 10.0
-        if self.env_id.startswith(ATARI):
-            self.total_steps, self.hidden_size, self.clip_reward = 2_000_000, 256, True
+        if self.is_atari:
+            self.total_steps, self.hidden_size = 2_000_000, 256
+            self.clip_reward = self.episodic_life = True
             self.learning_rate, self.min_size = 2.5e-4, 20_000
             self.target_interval = 1_000
         elif self.env_id.startswith("CartPole"):

@@ -30,7 +30,7 @@ def images(*shape: int) -> spaces.Box:
 
 def options(**given: Any) -> ImpalaOptions:
     """Those of IMPALA without a preset, for one peer; `given` wins."""
-    made = defaults(ImpalaOptions, {}, env_id="none", num_peers=1)
+    made = defaults(ImpalaOptions, {}, env_id="moolink/Recall-v0", num_peers=1)
     for name, value in given.items():
         assert hasattr(made, name), name
         setattr(made, name, value)

@@ -85,7 +85,7 @@ def test_catch_is_seeded():
 
 def test_a_lost_life_ends_the_return_but_not_the_game():
     """Five lives make five ends of the return, of which the last is the end of the game."""
-    envs = atari("Breakout", 2)
+    envs = atari("Breakout", 2)  # whose preset has --episodic-life
     ends, frames = np.zeros(2, int), envs.reset(0)["obs"]
     games = []
     for _, _, step in play(envs, 1200, at_random):
@@ -130,7 +130,7 @@ def test_the_limit_of_frames_cuts_the_game_off():
 
 
 def test_an_unknown_environment_is_named():
-    for env_id in ("Breakout", "ALE/Brekout-v5"):
+    for env_id in ("Brekout", "ALE/Brekout-v5"):
         with pytest.raises(OptionError, match=f"no environment '{env_id}'"):
             make(env_id, 1)
 

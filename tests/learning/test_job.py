@@ -187,7 +187,7 @@ def test_a_truncated_checkpoint_is_named_and_the_previous_one_used(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env-id", "Breakout"], "no environment 'Breakout'"),
+        (["--env-id", "Brekout"], "no environment 'Brekout'"),
         (["--mode", "evaluate"], "no checkpoint in"),
         (["--num-envs", "7"], "--num-envs 7 must be a multiple"),
     ],

@@ -12,8 +12,9 @@ RECALL = ["--env-id", "moolink/Recall-v0", "--total-steps", "200000", "--learnin
 RECALL += ["--entropy-cost", "0.003", "--max-grad-norm", "40"]
 CARTPOLE = ["--env-id", "CartPole-v1"]
 # The learning rate falls over 2,000,000 steps; the test judges the return reached before.
-PONG = ["--env-id", "ALE/Pong-v5"]
-BREAKOUT = ["--env-id", "ALE/Breakout-v5"]
+# The thresholds are those of games without sticky actions.
+PONG = ["--env-id", "ALE/Pong-v5", "--repeat-action-probability", "0"]
+BREAKOUT = ["--env-id", "ALE/Breakout-v5", "--repeat-action-probability", "0"]
 WITHIN = {"ALE/Pong-v5": 1_200_000, "ALE/Breakout-v5": 800_000}
 CARTPOLES = ["--env-id", "examples.torch.cartpole:CartPole"]
 MEET = ["--env-id", "examples.common.tasks:Meet", "--total-steps", "200000"]
