@@ -7,6 +7,7 @@ all peers share. The group's leader writes the files; when it leaves, the next o
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -82,6 +83,9 @@ class Run(Job):
         self.options: GroupOptions = options
         self.normalizer = Normalizer(options, envs)
         self.episodes = Episodes()
+        # For `until`: whether the job has ended, at the same round at every peer.
+        self.is_over = functools.partial(self._is_over)
+        self.is_over.target = {"steps": options.total_steps}  # the dashboard shows the time left
         if self.saved is not None:
             self.normalizer.load(self.saved["state"]["normalizer"])
         self._leads = self._gathered = self._is_introduced = False
@@ -98,8 +102,7 @@ class Run(Job):
 
     # Arguments of `accumulator.steps()`.
 
-    def is_over(self, totals: Mapping[str, int]) -> bool:
-        """For `until`: whether the job has ended, at the same round at every peer."""
+    def _is_over(self, totals: Mapping[str, int]) -> bool:
         self.totals = totals
         done = totals.get("steps", 0) >= self.options.total_steps
         return done or totals.get("time_is_up", 0) > 0

@@ -445,7 +445,8 @@ class AccumulatorBase(Adapter, Closing):
             until: called with the totals of all counters after each round, with equal ones at
                 every member (a counter that no round had is 0): true ends the iteration there, at
                 the same round everywhere. Or totals, such as ``{"steps": 1_000_000}``: the
-                iteration ends when one of them is reached, and the dashboard shows the time left.
+                iteration ends when one of them is reached, and the dashboard shows the time left,
+                as it does for a function with such totals as its attribute ``target``.
             totals: those of a checkpoint, with which the counters go on.
             idle: called while the loop waits, five times a second: between two rounds, so that an
                 exception of it ends the loop with complete parameters.

@@ -20,7 +20,8 @@ MARK = "moolink.training_steps"  # of the states that these loops send
 
 
 Until = Callable[[dict[str, int]], bool] | Mapping[str, int]
-"""When a loop ends: a function of the totals, or totals of which one has to be reached."""
+"""When a loop ends: a function of the totals, or totals of which one has to be reached. A function
+may have such totals as its attribute ``target``, for the dashboard."""
 
 FEW_ROUNDS = 10  # rounds, after which a counter that no round had is probably misspelt
 
@@ -111,9 +112,10 @@ def training_steps(
         users = None if state is None else state()
         return {MARK: rounds, "totals": dict(totals), "state": users}
 
-    reached = _condition(until)
+    target = _target(until)
+    reached = _reaches(target) if isinstance(until, Mapping) else until
     accumulator._rounds.is_over = False
-    accumulator._rounds.target = until if isinstance(until, Mapping) else {}
+    accumulator._rounds.target = target
     if reached is not None:
         accumulator._parting.expect_end()
     while True:
@@ -156,12 +158,16 @@ def training_steps(
             _wait(accumulator, LONGEST_WAIT, idle)
 
 
-def _condition(until: Until | None) -> Callable[[dict[str, int]], bool] | None:
-    if not isinstance(until, Mapping):
-        return until
-    target = {name: integer_of(least, f"until[{name!r}]") for name, least in until.items()}
-    if not target:
+def _target(until: Until | None) -> dict[str, int]:
+    given = until if isinstance(until, Mapping) else getattr(until, "target", None)
+    if given is None:
+        return {}
+    if not given:
         raise ValueError("until has no counter: give totals such as {'steps': 1_000_000}")
+    return {name: integer_of(least, f"until[{name!r}]") for name, least in given.items()}
+
+
+def _reaches(target: dict[str, int]) -> Callable[[dict[str, int]], bool]:
     return lambda totals: any(totals[name] >= least for name, least in target.items())
 
 
