@@ -3,7 +3,7 @@
 # make quick  the part of it that takes less than two minutes
 # make test-interop   moolink beside other libraries of the field, in environments of their own
 # make nightly   hours: tests/nightly, 10,000 seeds of each simulator, storms of deaths, a soak
-# make docs   the documentation site, into build/site; fails at a dead link
+# make docs   the documentation site, into build/site; fails at a dead link or a name without text
 # make wheels the source distribution and wheels, into dist/, each tried in empty environments
 # make lint   layer check, ruff, mypy, clang-format, clang-tidy (SINCE=REV: of what changed)
 # make fuzz       each fuzz target for 60 s, with clang (FUZZ=600: ten minutes)
@@ -135,7 +135,9 @@ $(VENV)/.docs: $(VENV)/.packages
 	@touch $@
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build > build/docs.log 2>&1 || \
+	  { cat build/docs.log; exit 1; }
+	@echo "the site is in build/site: open build/site/index.html"
 
 format: $(VENV)/.all
 	$(BIN)/ruff check --fix .
