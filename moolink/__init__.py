@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
     from moolink.rpc.batch_replies import BatchReturn
     from moolink.rpc.lending import empty, lend
+    from moolink.rpc.naming import in_group
     from moolink.rpc.queue import Queue
     from moolink.trajectories import TrajectoryBatch, TrajectoryQueue, TrajectoryWriter
     from moolink.weights import (
@@ -133,6 +134,7 @@ _HOME = {
     "drive": "moolink.env_pool.driving",
     "dump": "moolink._core",
     "empty": "moolink.rpc.lending",
+    "in_group": "moolink.rpc.naming",
     "lend": "moolink.rpc.lending",
     "register": "moolink.data.values",
     "set_log_level": "moolink.internal.logs",
@@ -215,6 +217,7 @@ __all__ = [
     "drive",
     "dump",
     "empty",
+    "in_group",
     "lend",
     "metrics",
     "register",

@@ -51,6 +51,12 @@ std::string join_names(std::initializer_list<std::string_view> names) {
   return joined;
 }
 
+PeerName PeerName::of(const std::string& joined) {
+  const std::size_t end = joined.find(kBetweenNames);
+  if (end == std::string::npos) return {joined, {}};
+  return {joined.substr(end + 1), joined.substr(0, end)};
+}
+
 std::string joined_names_text(std::string joined) {
   std::ranges::replace(joined, kBetweenNames, '/');
   return joined;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <initializer_list>
 #include <string>
@@ -19,5 +20,15 @@ void check_name(std::string_view what, const std::string& name);
 std::string join_names(std::initializer_list<std::string_view> names);
 // Such a text for a message to the user: "group/accumulator".
 std::string joined_names_text(std::string joined);
+
+// A peer as its callers name it: by its name alone, or also by its group.
+struct PeerName {
+  std::string name;
+  std::string group;  // empty: not named
+
+  // From the name, or from join_names({group, name}).
+  static PeerName of(const std::string& joined);
+  auto operator<=>(const PeerName&) const = default;
+};
 
 }  // namespace moolink

@@ -33,6 +33,7 @@ nb::object seconds_or_none(Duration duration) {
 nb::dict describe(const rpc::PeerInfo& info) {
   nb::dict result;
   result["name"] = info.name;
+  result["group"] = info.scope;
   result["instance"] = info.instance.hex();
   result["same_host"] = info.same_host;
   result["connected"] = info.connected;

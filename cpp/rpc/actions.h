@@ -38,13 +38,14 @@ using Receiver = std::variant<const std::string*, Uid>;
 
 using Reply = std::variant<wire::Payload, Error>;
 
-// The addressee of a service message; 1 is the node's own.
+// The addressee of a service message; 1 and 6 are the node's own.
 enum class Service : std::uint8_t {
   directory = 1,
   group = 2,  // between a member and its broker
   collective = 3,
   accumulate = 4,
   snapshot = 5,
+  namesakes = 6,
 };
 
 struct Config {
@@ -150,8 +151,8 @@ struct Undelivered {
   Uid instance;
 };
 
-// The peer that answers a dial of this side has no key in common with it. `name`: the name it
-// claims, if any. `only_way`: no peer is connected, and all that the user dials refuse this one.
+// The peer that answers a dial of this side has no key in common with it. `name`: its name, if that
+// is certain. `only_way`: no peer is connected, and all that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;

@@ -37,7 +37,8 @@ CallId Node::call(Time now, const std::string& peer, const std::string& function
   }
   const CallId id = ++last_call_;
   Call& call = calls_[id];
-  call.peer = peer;
+  call.receiver = PeerName::of(peer);
+  call.peer = joined_names_text(peer);
   call.function = function;
   call.arguments = std::move(arguments);
   call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
@@ -61,22 +62,25 @@ void Node::begin_call(Time now, CallId id, Call& call) {
     return;
   }
   timers_.push({call.deadline, Timer::Kind::call, id, {}});
-  if (call.peer == config_.name) {
+  const PeerName& of = call.receiver;
+  const bool own_group = of.group.empty() || of.group == authenticator_->scope();
+  if (of.name == config_.name && own_group) {
     run_locally(id, call);
-  } else if (Peer* peer = find_peer(call.peer); peer != nullptr && peer->up) {
+  } else if (Peer* peer = receiver_of(of)) {
     dispatch(now, *peer, id, call);
   } else {
-    const bool is_new = !searches_.contains(call.peer);
-    Search& search = search_for(now, call.peer);
+    const bool is_new = !searches_.contains(of);
+    Search& search = search_for(now, of);
     if (is_new) ask_all_peers(now, search);
     if (search.calls.size() >= config_.max_waiting_calls) {
-      complete(id, call_error(ErrorCode::queue_full,
-                              "too many calls wait for peer '" + call.peer + "', " +
-                                  why_unreached(call.peer),
-                              call, Ran::no));
+      complete(id,
+               call_error(ErrorCode::queue_full,
+                          "too many calls wait for peer '" + call.peer + "', " + why_unreached(of),
+                          call, Ran::no));
       return;
     }
     search.calls.push_back(id);
+    if (search.calls.size() == 1) resume_calls(now, search);
   }
 }
 
@@ -184,7 +188,7 @@ void Node::time_out(Time now, CallId id) {
                      (between_items ? " without another item" : "");
   switch (call.state) {
     case Call::State::searching:
-      text += ": " + why_unreached(call.peer);
+      text += ": " + why_unreached(call.receiver);
       break;
     case Call::State::waiting:
       text += ": the peer does not take more calls now";
@@ -203,10 +207,14 @@ void Node::time_out(Time now, CallId id) {
   complete(id, call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call)));
 }
 
-std::string Node::why_unreached(const std::string& name) const {
-  const auto search = searches_.find(name);
+std::string Node::why_unreached(const PeerName& of) const {
+  const auto search = searches_.find(of);
+  const std::string name = joined_names_text(join_names({of.group, of.name}));
   std::string text;
-  if (search != searches_.end() && search->second.reachable) {
+  if (search != searches_.end() && search->second.namesakes) {
+    text = "peer '" + name + "' holds a group's key, and other peers have not said yet whether " +
+           "another group has a peer of that name";
+  } else if (search != searches_.end() && search->second.reachable) {
     text = "peer '" + name + "' is known but does not answer";
   } else if (search != searches_.end() && search->second.found) {
     text = "peer '" + name + "' is known, but none of its addresses can be reached from here";
@@ -264,7 +272,7 @@ void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
     if (mutant("send_again_after_loss")) {
       call.state = Call::State::searching;
       call.instance = {};
-      searches_[call.peer].calls.push_back(id);
+      searches_[call.receiver].calls.push_back(id);
       continue;
     }
     Ran whether = Ran::no;

@@ -127,6 +127,7 @@ void Node::greet(Time now, Connection& connection, const wire::ReceivedFrame& fr
   if (frame.header.type == wire::FrameType::hello && !connection.theirs) {
     connection.theirs = wire::decode_hello(frame.control());
     if (const Error wrong = objection(connection.ours, *connection.theirs)) {
+      if (wrong.code == kItself) note_own_dial(*connection.theirs);
       refuse(now, connection, wrong);
     } else if (accepted) {
       answer(now, connection);
@@ -139,6 +140,15 @@ void Node::greet(Time now, Connection& connection, const wire::ReceivedFrame& fr
     refused(now, connection, wire::decode_control<wire::Refuse>(frame));
   } else {
     wire::fail("the greeting is not one");
+  }
+}
+
+// Its REFUSE will come by the other end: any host could say so in its place.
+void Node::note_own_dial(const wire::Hello& hello) {
+  for (auto& [id, connection] : connections_) {
+    if (!connection.dialled.empty() && connection.ours.nonce == hello.nonce) {
+      connection.to_itself = true;
+    }
   }
 }
 
@@ -268,13 +278,13 @@ void Node::refuse(Time now, Connection& connection, Error error) {
 
 void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal) {
   const std::string address = connection.dialled;
-  if (refusal.code == kItself) {
+  if (connection.to_itself) {
     drop_connection(now, connection.id, make_error(ErrorCode::closed, refusal.text), true);
     dialler_.remove(address);
     return;
   }
-  const std::string name =
-      !refusal.name.empty() || !connection.theirs ? refusal.name : connection.theirs->name;
+  const bool greeted = connection.theirs && (connection.proven || refusal.name.empty());
+  const std::string name = greeted ? connection.theirs->name : refusal.name;
   const std::string where = address.empty() ? "the peer that connected" : address;
   std::string text = where + " refuses this peer: " + refusal.text;
   if (refusal.code == ErrorCode::auth) text += "; " + authenticator_->advice();
@@ -284,13 +294,16 @@ void Node::refused(Time now, Connection& connection, const wire::Refuse& refusal
                true);
 }
 
-// Calls to that peer end at once if the refusal is `final`, and certain: an answer to a dial of
-// this side, or, through shared memory, from a process of the same user. Over tcp any host may
-// connect and refuse under any name; callers then wait until their time-out.
+// Calls of that name end at once if the refusal is `final`, and the name certain: it is proven, or
+// a process of the same user refuses, through shared memory. Over tcp any host may refuse under any
+// name. One that answers a dial ends only calls that have no other way to their peer.
 void Node::drop_refused(Time now, Connection& connection, std::string name, const Error& error,
                         bool final) {
   const std::string address = connection.dialled;
-  const bool certain = !address.empty() || connection.kind == wire::PathKind::shm;
+  const bool of_this_user = connection.kind == wire::PathKind::shm;
+  const bool certain = !address.empty() || of_this_user;
+  const bool has_name = of_this_user || connection.proven || mutant("believe_names_of_refusals");
+  if (!has_name) name.clear();
   drop_connection(now, connection.id, error, true);
   if (final && certain) fail_callers(address, name, error);
 }
@@ -309,15 +322,15 @@ void Node::warn_once(Time now, const std::string& text) {
   log_limited(now, text);
 }
 
-// Calls with no other path to their peer need not wait until their time-out.
+// Calls with no other way to their peer need not wait until their time-out. `name`: empty, unless
+// the peer at the address has it for certain.
 void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
   DialTarget* target = dialler_.find(address);
   if (target != nullptr) target->refused = true;
   const bool only_way = !any_peer_is_up() && dialler_.refused_everywhere(address);
   std::vector<CallId> hopeless;
   for (const auto& [searched, search] : searches_) {
-    const bool meant = searched == name || (target != nullptr && target->peer == searched);
-    if (!meant && !only_way) continue;
+    if (searched.name != name && !only_way) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
   if (error.code == ErrorCode::auth && !address.empty()) {

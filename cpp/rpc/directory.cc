@@ -36,22 +36,22 @@ wire::Payload encode_directory(DirectoryMessage message) {
 
 // ---- searches ----
 
-Search& Node::search_for(Time now, const std::string& name) {
-  if (const auto known = searches_.find(name); known != searches_.end()) return known->second;
+Search& Node::search_for(Time now, const PeerName& of) {
+  if (const auto known = searches_.find(of); known != searches_.end()) return known->second;
   Search search;
   search.number = ++last_search_;
-  search.name = name;
+  search.of = of;
   search.pause = config_.find_first;
   timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
-  return searches_.emplace(name, std::move(search)).first->second;
+  return searches_.emplace(of, std::move(search)).first->second;
 }
 
 // Throws Exception{invalid_argument} if the message is over the limits.
 void Node::keep_for(Time now, const std::string& name, session::OutgoingMessage message,
                     const Uid& instance, const std::string& scope) {
   session::check(message, config_.limits);
-  const bool is_new = !searches_.contains(name);
-  Search& search = search_for(now, name);
+  const bool is_new = !searches_.contains(PeerName{name, {}});
+  Search& search = search_for(now, {name, {}});
   search.services.push_back(
       {now + config_.timing.evict_after, std::move(message), instance, scope});
   if (is_new) ask_all_peers(now, search);
@@ -69,7 +69,7 @@ bool Node::may_ask(const Peer& peer, const Search& search) const {
 void Node::ask_all_peers(Time now, Search& search) {
   for (const auto& [instance, peer] : peers_) {
     if (!peer->up || !may_ask(*peer, search)) continue;
-    ask(now, *peer, search.name);
+    ask(now, *peer, search.of.name);
     search.asked.insert(peer->name);
   }
 }
@@ -88,7 +88,7 @@ void Node::search_due(Time now, std::uint64_t number) {
   std::erase_if(search.calls, [this](CallId id) { return !calls_.contains(id); });
   drop_overdue(now, search);
   if (search.calls.empty() && search.services.empty()) {
-    remember(now, search.name, {now, {}, std::move(search.asked), std::move(search.tried)});
+    remember(now, search.of.name, {now, {}, std::move(search.asked), std::move(search.tried)});
     searches_.erase(entry);
     return;
   }
@@ -96,14 +96,24 @@ void Node::search_due(Time now, std::uint64_t number) {
   search.pause = std::min(2 * search.pause, config_.find_last);
   timers_.push({now + search.pause, Timer::Kind::search, search.number, {}});
   ask_all_peers(now, search);
+  if (!search.calls.empty()) resume_calls(now, search);
 }
 
 // The peer is up: sends the messages that waited for its name, in order. Messages that an exception
 // leaves here wait for its next session.
 void Node::end_search(Time now, Peer& peer) {
-  const auto entry = searches_.find(peer.name);
-  if (entry == searches_.end()) return;
-  Search& search = entry->second;
+  const std::string name = peer.name;
+  if (const auto plain = searches_.find(PeerName{name, {}}); plain != searches_.end()) {
+    send_services(now, peer, plain->second);
+  }
+  for (auto next = searches_.lower_bound(PeerName{name, {}});
+       next != searches_.end() && next->first.name == name;) {
+    Search& search = next++->second;
+    resume_calls(now, search);
+  }
+}
+
+void Node::send_services(Time now, Peer& peer, Search& search) {
   for (std::size_t left = search.services.size(); left > 0; --left) {
     Search::Waiting waiting = std::move(search.services.front());
     search.services.pop_front();
@@ -115,15 +125,6 @@ void Node::end_search(Time now, Peer& peer) {
       send_or_queue(now, peer, std::move(waiting.message));
     }
   }
-  while (!search.calls.empty()) {
-    const CallId id = search.calls.front();
-    search.calls.pop_front();
-    const auto found = calls_.find(id);
-    if (found == calls_.end()) continue;
-    guard([&] { dispatch(now, peer, id, found->second); },
-          [&](const Error& error) { complete(id, error); });
-  }
-  if (search.services.empty()) searches_.erase(entry);
 }
 
 void Node::drop_overdue(Time now, Search& search) {
@@ -145,33 +146,45 @@ void Node::directory_message(Time now, Peer& from, const wire::Payload& payload)
   }
   if (message.found) found(now, from, *message.found);
   if (!message.find) return;
-  DirectoryMessage answer;
   const std::string& name = *message.find;
-  // A peer of one group learns of its own group and of peers of the whole job.
-  const Peer* peer = find_peer(name, from.scope);
-  if (peer == nullptr) peer = find_peer(name, {});
-  if (peer == nullptr && (from.scope.empty() || mutant("tell_of_other_groups"))) {
-    peer = find_peer(name);
-  }
   if (name == config_.name) {
-    answer.found = Found{name, config_.instance, config_.host_key, addresses_};
-  } else if (peer != nullptr && peer->up) {
-    answer.found = Found{name, peer->instance, peer->host_key, peer->addresses};
-  } else {
-    return;  // it asks again
+    return tell_of(now, from, Found{name, config_.instance, config_.host_key, addresses_});
   }
-  send_to(now, from, Service::directory, encode_directory(std::move(answer)));
+  // A peer of one group learns of its own group and of peers of the whole job.
+  std::set<std::string> groups = groups_of(name);
+  if (!from.scope.empty() && !mutant("tell_of_other_groups")) {
+    const bool own = groups.contains(from.scope);
+    std::erase_if(groups, [&](const std::string& group) {
+      return own ? group != from.scope : !group.empty();
+    });
+  }
+  // If there is none, it asks again.
+  for (const std::string& group : groups) {
+    const Peer& peer = *find_peer(name, group);
+    tell_of(now, from, Found{name, peer.instance, peer.host_key, peer.addresses});
+  }
+}
+
+void Node::tell_of(Time now, Peer& to, Found found) {
+  DirectoryMessage answer;
+  answer.found = std::move(found);
+  send_to(now, to, Service::directory, encode_directory(std::move(answer)));
 }
 
 void Node::found(Time now, const Peer& from, const Found& found) {
-  const auto entry = searches_.find(found.name);
-  if (entry == searches_.end() || found.instance == config_.instance) return;
-  Search& search = entry->second;
-  if (!may_ask(from, search)) return;
-  search.found = true;
+  if (found.instance == config_.instance) return;
   const std::vector<std::string> candidates =
       dialable(found.addresses, found.host_key == config_.host_key);
-  search.reachable = search.reachable || !candidates.empty();
+  bool wanted = false;
+  for (auto at = searches_.lower_bound(PeerName{found.name, {}});
+       at != searches_.end() && at->first.name == found.name; ++at) {
+    Search& search = at->second;
+    if (!may_ask(from, search)) continue;
+    wanted = search.found = true;
+    search.reachable = search.reachable || !candidates.empty();
+  }
+  const Peer* known = find_peer(found.instance);
+  if (!wanted || (known != nullptr && known->up)) return;
   Duration delay{};
   // Answering peers may invent any number of addresses.
   std::size_t tried = dialler_.count_for(found.name);
@@ -276,7 +289,7 @@ bool Node::needed(Time now, const DialTarget& target) const {
     return !has_it && (comes_back(target) || target.failures < kBetterPathTries);
   }
   if (target.wanted_by_user) return false;
-  if (searches_.contains(target.peer)) return true;
+  if (find_search(target.peer) != nullptr) return true;
   return peer != nullptr && peer->up && !answers(now, peer);
 }
 
@@ -343,11 +356,11 @@ void Node::tell_of_lost_path(const DialTarget& target) {
 // Kept for explain(): with the peer of the address, or with the search for its name.
 void Node::note_failure(const DialTarget& target, const std::string& error) {
   Peer* peer = target.instance.empty() ? peer_of(target) : find_peer(target.instance);
-  const auto search = searches_.find(target.peer);
+  const auto search = searches_.lower_bound(PeerName{target.peer, {}});
   Tried* tried = nullptr;
   if (peer != nullptr) {
     tried = &peer->tried;
-  } else if (search != searches_.end()) {
+  } else if (search != searches_.end() && search->first.name == target.peer) {
     tried = &search->second.tried;
   }
   if (tried == nullptr) return;
@@ -385,7 +398,7 @@ void Node::dial_ended(Time now, const std::string& address, const Error& error) 
     Error told = error;
     told.message += "; " + authenticator_->advice();
     warn_once(now, told.message);
-    fail_callers(address, error.peer, told);
+    fail_callers(address, {}, told);
   } else if (target->failures == 0 && target->wanted_by_user) {
     log(LogLevel::warning, error.message + "; trying again");
   }

@@ -20,16 +20,23 @@ std::string times(int count) { return count == 1 ? "once" : std::to_string(count
 
 Explanation Node::explain(Time now, const std::string& name) const {
   Explanation explanation;
-  explanation.name = name;
+  explanation.name = joined_names_text(name);
+  const PeerName of = PeerName::of(name);
+  const std::set<std::string> groups = groups_of(of.name);
+  const Peer* peer = receiver_of(of);
+  if (peer == nullptr && of.group.empty() && groups.size() == 1) {
+    peer = find_peer(name, *groups.begin());
+  }
   if (name == config_.name) {
     explanation.instance = config_.instance;
     explanation.known = explanation.connected = explanation.same_host = true;
     explanation.reason = "it is this very peer: its calls do not leave the process";
     explanation.addresses = addresses_;
-  } else if (const Peer* peer = find_peer(name); peer != nullptr && peer->up) {
+  } else if (peer != nullptr) {
     explain_peer(now, *peer, explanation);
   } else {
-    explain_absence(now, name, explanation);
+    explain_absence(now, of, explanation);
+    if (of.group.empty() && groups.size() > 1) explanation.reason = several_of(of.name, groups);
   }
   return explanation;
 }
@@ -128,9 +135,9 @@ std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
 }
 
 // For a peer that is not connected: the peers asked, and the results of its addresses.
-void Node::explain_absence(Time now, const std::string& name, Explanation& explanation) const {
-  const auto search = searches_.find(name);
-  const auto past = past_.find(name);
+void Node::explain_absence(Time now, const PeerName& of, Explanation& explanation) const {
+  const auto search = searches_.find(of);
+  const auto past = past_.find(of.name);
   Tried& tried = explanation.tried;
   std::set<std::string, std::less<>> asked;
   if (past != past_.end()) {
@@ -141,7 +148,7 @@ void Node::explain_absence(Time now, const std::string& name, Explanation& expla
     explanation.known = search->second.found;
     for (const auto& [address, noted] : search->second.tried) tried[address] = noted;
     asked.insert(search->second.asked.begin(), search->second.asked.end());
-    explanation.reason = why_unreached(name);
+    explanation.reason = why_unreached(of);
   } else if (past != past_.end()) {
     const std::string ago = in_seconds(now - past->second.at) + " ago";
     explanation.reason = past->second.ended.empty()
@@ -165,7 +172,7 @@ std::vector<PendingCall> Node::pending_calls(Time now) const {
     std::string state;
     switch (call.state) {
       case Call::State::searching:
-        state = "the peer is not found (" + why_unreached(call.peer) + "): is its name right?";
+        state = "the peer is not found (" + why_unreached(call.receiver) + "): is its name right?";
         break;
       case Call::State::waiting:
         state = "the peer takes no more calls now";
@@ -185,7 +192,7 @@ std::vector<PendingCall> Node::pending_calls(Time now) const {
 
 std::vector<std::string> Node::searched_names() const {
   std::vector<std::string> names;
-  for (const auto& [name, search] : searches_) names.push_back(name);
+  for (const auto& [of, search] : searches_) names.push_back(of.name);
   return names;
 }
 

@@ -86,6 +86,17 @@ struct DirectoryMessage {
   auto fields() { return std::tie(find, found); }
 };
 
+// Between holders of the token: in which groups are there peers of a name? The answer comes at
+// once, and again whenever such a peer connects to the one that was asked.
+struct NamesakesMessage {
+  std::string name;
+  bool asks = false;
+  // The answer: the groups whose keys peers of the name hold; empty text: the token.
+  std::vector<std::string> groups;
+
+  auto fields() { return std::tie(name, asks, groups); }
+};
+
 template <class Head>
 wire::Payload with_head(const Head& head, wire::Payload user) {
   wire::Payload message;

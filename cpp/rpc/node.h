@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -20,6 +21,7 @@
 
 #include "base/barrier.h"
 #include "base/buffer.h"
+#include "base/names.h"
 #include "base/time.h"
 #include "base/uid.h"
 #include "rpc/actions.h"
@@ -36,6 +38,9 @@
 
 namespace moolink::rpc {
 
+// Why a call by name fails: several groups have a peer of that name.
+std::string several_of(const std::string& name, const std::set<std::string>& groups);
+
 class Node {
  public:
   // `allocator` and `authenticator` outlive the node.
@@ -48,7 +53,9 @@ class Node {
   // `timeout` below zero: none. `lane` 0: unordered; calls of another lane start in order at the
   // peer. `credit` above 0: a stream; its handler may send many items before its reply, at most
   // `credit` of them ahead of raise_credit(), and `timeout` is that without an item, while one may
-  // come. Errors arrive by Complete; throws std::bad_alloc if it could not even begin.
+  // come. `peer`: a name, or join_names({group, name}) for the peer of that group, or of the whole
+  // job if the group has none. Errors arrive by Complete; throws std::bad_alloc if it could not
+  // even begin.
   CallId call(Time now, const std::string& peer, const std::string& function,
               wire::Payload arguments, Duration timeout, std::uint16_t lane,
               std::uint64_t credit = 0);
@@ -164,7 +171,7 @@ class Node {
   void complete(CallId id, Reply result);
   void stop_handler(Time now, CallId id, const Call& call);
   void time_out(Time now, CallId id);
-  std::string why_unreached(const std::string& peer) const;
+  std::string why_unreached(const PeerName& peer) const;
   void fail_all_calls();
   void fail_calls_of(const Peer& peer, const session::Lost& lost);
   void delivered_call(Time now, Peer& peer, session::Deliver& delivered);
@@ -176,6 +183,18 @@ class Node {
   void balance_window(Time now, Peer& peer);
   void balance_handlers(Peer& peer);
   bool ignores_window(Peer& peer, std::size_t bytes) const;
+
+  // namesakes.cc
+  // The peer that a call goes to at once; null: it is not up, or not certain yet.
+  Peer* receiver_of(const PeerName& of) const;
+  std::set<std::string> groups_of(const std::string& name) const;
+  void resume_calls(Time now, Search& search);
+  Peer* decide(Time now, Search& search);
+  void ask_namesakes(Time now, Search& search);
+  void tell_namesakes(Time now, Peer& to, const std::string& name);
+  void namesakes_message(Time now, Peer& from, const wire::Payload& payload);
+  void forget_sole(const std::string& name, const std::string& group);
+  void met(Time now, Peer& peer);
 
   // streams.cc
   void await_items(Time now, CallId id, Call& call);
@@ -198,6 +217,7 @@ class Node {
   void answered(Time now, Connection& connection);
   void welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame);
   void refused(Time now, Connection& connection, const wire::Refuse& refusal);
+  void note_own_dial(const wire::Hello& hello);
   bool enter(Time now, Connection& connection);
   Error objection_to_name(Time now, const Connection& connection) const;
   void adopt(Connection& connection, const wire::Hello& theirs);
@@ -232,7 +252,8 @@ class Node {
     return peer.scope.empty() || group.empty() || peer.scope == group;
   }
   Peer* find_peer(const Uid& instance) const;
-  // Scopes distinguish equal names; without one, a peer of the whole job before others.
+  // Scopes distinguish equal names; without one, a peer of the whole job before others. For calls,
+  // see receiver_of().
   Peer* find_peer(const std::string& name) const;
   Peer* find_peer(const std::string& name, const std::string& scope) const;
   Peer* find_peer(const Receiver& receiver) const;
@@ -263,7 +284,12 @@ class Node {
 
   // directory.cc
   void dial_ended(Time now, const std::string& address, const Error& error);
-  Search& search_for(Time now, const std::string& name);
+  Search& search_for(Time now, const PeerName& of);
+  // Something waits for a peer of the name.
+  const Search* find_search(const std::string& name) const {
+    const auto found = searches_.lower_bound({name, {}});
+    return found == searches_.end() || found->first.name != name ? nullptr : &found->second;
+  }
   void keep_for(Time now, const std::string& name, session::OutgoingMessage message,
                 const Uid& instance, const std::string& scope);
   bool may_ask(const Peer& peer, const Search& search) const;
@@ -274,9 +300,11 @@ class Node {
   void ask(Time now, Peer& peer, const std::string& name);
   void search_due(Time now, std::uint64_t number);
   void end_search(Time now, Peer& peer);
+  void send_services(Time now, Peer& peer, Search& search);
   void drop_overdue(Time now, Search& search);
   void undelivered(const Uid& instance);
   void directory_message(Time now, Peer& from, const wire::Payload& payload);
+  void tell_of(Time now, Peer& to, Found found);
   void found(Time now, const Peer& from, const Found& found);
   void dial_peer(Time now, const Peer& peer);
   void dial_better_path(Time now, const Peer& peer);
@@ -295,7 +323,7 @@ class Node {
 
   // explain.cc
   void explain_peer(Time now, const Peer& peer, Explanation& explanation) const;
-  void explain_absence(Time now, const std::string& name, Explanation& explanation) const;
+  void explain_absence(Time now, const PeerName& of, Explanation& explanation) const;
   PathState explain_path(wire::PathKind kind, const Peer& peer,
                          const std::vector<session::LinkInfo>& links) const;
   std::string why_not_live(const PathState& path, const Peer& peer) const;
@@ -329,7 +357,7 @@ class Node {
   std::string last_warning_;
   Time warned_at_{};
   std::uint64_t last_search_ = 0;
-  std::map<std::string, Search, std::less<>> searches_;
+  std::map<PeerName, Search> searches_;
   std::map<std::string, Past, std::less<>> past_;  // a few
   LogLimit log_limit_;
 

@@ -50,7 +50,7 @@ Peer* Node::find_peer(const std::string& name, const std::string& scope) const {
 
 Peer* Node::find_peer(const Receiver& receiver) const {
   const auto* name = std::get_if<const std::string*>(&receiver);
-  return name != nullptr ? find_peer(**name) : find_peer(std::get<Uid>(receiver));
+  return name != nullptr ? receiver_of(PeerName::of(**name)) : find_peer(std::get<Uid>(receiver));
 }
 
 void Node::touch(Peer& peer) {
@@ -196,13 +196,16 @@ void Node::attached(Time now, Peer& peer, ConnectionId id) {
     peer.how = Down::unreachable;
     past_.erase(peer.name);
     // First the overdue messages: they waited while the peer was not up.
-    const auto own = searches_.find(peer.name);
+    const auto own = searches_.find(PeerName{peer.name, {}});
     if (own != searches_.end()) drop_overdue(now, own->second);
     actions_.push_back(PeerUp{peer.instance, peer.name, peer.host_key,
                               peer.host_key == config_.host_key, peer.scope});
+    const std::uint64_t both = connection->ours.features & connection->theirs->features;
+    peer.tells_namesakes = peer.scope.empty() && (both & wire::kNamesakesFeature) != 0;
+    met(now, peer);
     end_search(now, peer);
-    for (const auto& [name, search] : searches_) {
-      if (may_ask(peer, search)) ask(now, peer, name);
+    for (const auto& [of, search] : searches_) {
+      if (may_ask(peer, search)) ask(now, peer, of.name);
     }
   }
   if (connection->kind != wire::PathKind::shm && !connection->dialled.empty()) {
@@ -234,6 +237,7 @@ void Node::deliver(Time now, Peer& peer, session::Deliver& delivered) {
         wire::Payload payload = user_payload(std::move(delivered.payload));
         const auto service = static_cast<Service>(head.service);
         if (service == Service::directory) return directory_message(now, peer, payload);
+        if (service == Service::namesakes) return namesakes_message(now, peer, payload);
         actions_.push_back(ServiceMessage{peer.instance, peer.name, service, std::move(payload)});
         return;
       }
@@ -264,6 +268,7 @@ void Node::lost(Time now, Peer& peer) {
     remember(now, peer.name, {now, lost.reason.message, {}, peer.tried});
     actions_.push_back(PeerDown{peer.instance, peer.name, peer.how});
     peer.up = false;
+    peer.names_asked.clear();
   }
   peer.how = Down::unreachable;
   peer.lost.reset();

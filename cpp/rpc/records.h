@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/names.h"
 #include "base/time.h"
 #include "base/uid.h"
 #include "rpc/actions.h"
@@ -64,6 +65,11 @@ struct Peer {
   bool touched = false;        // its session has actions to carry out
   bool silent = false;         // its addresses are dialled beside a connection
   bool fallback_told = false;  // logged: a better path was given up, or lost
+  // No connected holder of the token knows a peer of its name in another group: a call by the name
+  // alone means this one.
+  bool sole = false;
+  bool tells_namesakes = false;            // it answers NamesakesMessage
+  std::set<std::string> names_asked = {};  // by it, in such messages
   Tried tried;
   Down how = Down::unreachable;  // for PeerDown
   Time timer = kNever;
@@ -101,10 +107,11 @@ struct Connection {
   std::string dialled;  // address; empty: accepted
   wire::Hello ours;
   std::optional<wire::Hello> theirs;
-  Peer* peer = nullptr;   // whose session carries it
-  std::string scope;      // of the key that was proven
-  bool proven = false;    // the other side has proven that it may connect
-  bool attached = false;  // carries messages
+  Peer* peer = nullptr;    // whose session carries it
+  std::string scope;       // of the key that was proven
+  bool proven = false;     // the other side has proven that it may connect
+  bool attached = false;   // carries messages
+  bool to_itself = false;  // this node has accepted its own dial
 
   wire::Channel channel() const { return {kind, traits.binding}; }
 };
@@ -130,7 +137,8 @@ struct ItemsOut {
 struct Call {
   enum class State : std::uint8_t { searching, waiting, sent, local };
   State state = State::searching;
-  std::string peer;
+  PeerName receiver;
+  std::string peer;  // the receiver, for messages to the user
   std::string function;
   wire::Payload arguments;  // until it is sent
   std::uint16_t lane = 0;
@@ -147,7 +155,8 @@ struct Running {
   std::optional<ItemsOut> stream;
 };
 
-// A name that no connected peer has yet, with the messages and calls that wait for it.
+// A name that no connected peer has yet, or of which it is not certain which peer is meant, with
+// the messages and calls that wait for it.
 struct Search {
   struct Waiting {
     Time until;
@@ -155,13 +164,19 @@ struct Search {
     Uid instance;       // for this one only; empty: any peer of the name
     std::string scope;  // of this group, if known
   };
+  // The question in which groups there are peers of the name, until all have answered.
+  struct Namesakes {
+    std::set<Uid> asked;  // and have not answered
+    std::set<std::string> groups;
+  };
   std::uint64_t number = 0;
-  std::string name;
+  PeerName of;
   std::deque<CallId> calls;
   std::deque<Waiting> services;
   Duration pause{};
   std::set<std::string, std::less<>> asked;  // names of peers
   Tried tried;
+  std::optional<Namesakes> namesakes;
   bool found = false;      // a peer knows it
   bool reachable = false;  // ... and an address to try from here
 };

@@ -18,6 +18,7 @@ from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error
 from moolink.group import Group
 from moolink.internal import forks, logs
+from moolink.rpc.naming import in_group
 
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
@@ -251,7 +252,8 @@ class ParameterSync:
             self._stale, self._exact = True, False
 
     def _call(self, version: int | None) -> Future:
-        return self._rpc.async_(self._leader, self._function, self._rpc.get_name(), version)
+        leader = in_group(self._group_name, self._leader)
+        return self._rpc.async_(leader, self._function, self._rpc.get_name(), version)
 
     def _ask(self, version: int) -> None:
         if self._question is None or self._question[0] != version:

@@ -18,6 +18,7 @@ from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error, NoSuchFunction, StateError
 from moolink.group import Group
 from moolink.internal import forks, logs
+from moolink.rpc.naming import in_group
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
@@ -90,21 +91,19 @@ class Parting:
     def _is_ready(self, name: str, version: int) -> bool:
         future = self._asked.get(name)
         if future is None or (future.done() and _came_to_nothing(future)):
-            rpc = self._group.rpc
-            future = rpc.async_(name, self._function, rpc.get_name(), version)
-            self._asked[name] = future
+            future = self._asked[name] = self._call(name, version)
         return future.done()
 
     def leave(self, members: list[str], version: int, framework: str) -> None:
         """Tells members that the leader ends at ``version`` and does not wait for them."""
-        own = self._group.rpc.get_name()
-        told = [
-            self._group.rpc.async_(name, self._function, own, version, framework)
-            for name in members
-        ]
+        told = [self._call(name, version, framework) for name in members]
         deadline = time.monotonic() + _TELL_SECONDS
         for future in told:
             future.wait(max(0.0, deadline - time.monotonic()))
+
+    def _call(self, member: str, *arguments: Any) -> Future:
+        rpc, receiver = self._group.rpc, in_group(self._group.name(), member)
+        return rpc.async_(receiver, self._function, rpc.get_name(), *arguments)
 
     def left_by(self, version: int) -> tuple[str, str] | None:
         """Name and framework of a leader that ended at ``version`` without this member."""

@@ -108,6 +108,7 @@ class PeerInfo(TypedDict):
 
     Attributes:
         name: its name.
+        group: the group whose key the connection is confined to; "": none. See moolink.in_group.
         instance: 32 hexadecimal digits, new with each start.
         same_host: whether it runs on this host.
         connected: whether it is connected now.
@@ -126,6 +127,7 @@ class PeerInfo(TypedDict):
     """
 
     name: str
+    group: str
     instance: str
     same_host: bool
     connected: bool

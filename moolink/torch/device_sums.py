@@ -24,6 +24,7 @@ from moolink.group.collectives import Collective, GroupFuture
 from moolink.internal import forks, logs
 from moolink.internal.countdown import after_all
 from moolink.internal.exceptions import copied
+from moolink.rpc.naming import in_group
 from moolink.torch.communicators import Backend, Communicator, GroupStore, Values
 from moolink.torch.epochs import Epoch, Operation, View, over
 
@@ -179,13 +180,14 @@ class DeviceSums:
         size = len(epoch.members)
         epoch.begin(Communicator(self._backend, store, epoch.rank, size, device))
 
+    def _call(self, member: str, *arguments: Any) -> Future:
+        return self._rpc.async_(in_group(self._group, member), self._function, *arguments)
+
     def _ask(self, epoch: Epoch, what: str, *arguments: Any) -> Any:
         """Sends a request to rank 0. Returns the future of the answer."""
         if epoch.rank:
             number, members = epoch.view
-            return self._rpc.async_(
-                members[0], self._function, what, number, list(members), *arguments
-            )
+            return self._call(members[0], what, number, list(members), *arguments)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def reply(value: Any) -> None:
@@ -235,7 +237,7 @@ class DeviceSums:
         decision, is_new = self._of(self._decisions, view, concurrent.futures.Future[bool])
         if is_new:
             others = view[1][1:]
-            answers = [self._rpc.async_(peer, self._function, "capable") for peer in others]
+            answers = [self._call(peer, "capable") for peer in others]
 
             def decide() -> None:
                 able = all(a.exception() is None and a.result() is True for a in answers)
@@ -397,7 +399,7 @@ class DeviceSums:
         number, members = epoch.view
         for rank, peer in enumerate(members):
             if rank != epoch.rank:
-                self._rpc.async_(peer, self._function, what, number, list(members), *arguments)
+                self._call(peer, what, number, list(members), *arguments)
 
 
 def _ends_with_epoch(error: BaseException) -> bool:

@@ -25,6 +25,7 @@ std::pair<std::string, std::string> scope_of(rpc::Service service, const wire::P
       return {std::string(reader.text()), {}};
     }
     case rpc::Service::directory:
+    case rpc::Service::namesakes:
       break;
   }
   throw Exception(ErrorCode::wire, "a service message that no service handles");

@@ -258,6 +258,73 @@ TEST("calls end with a refusal once every address that the user requested refuse
   CHECK(ended_by("tcp://10.0.0.2:1"));
 }
 
+TEST("who refuses a dial does not speak for the name it claims: others may know that peer") {
+  const Authenticator open;
+  Joined pair(open, open);
+  const CallId id = pair.client.node.call(pair.now, "learner", "echo", {}, seconds(20), 0);
+  pair.run();
+  const std::string address = "tcp://10.0.0.9:1";
+  pair.client.node.connect(pair.now, address);
+  pair.client.node.tick(pair.now);
+  std::vector<Action> actions;
+  pair.client.node.drain(actions);
+  CHECK(std::ranges::any_of(actions, [&](const Action& action) {
+    const auto* dial = std::get_if<Dial>(&action);
+    return dial != nullptr && dial->address == address;
+  }));
+  Error refusal = make_error(ErrorCode::auth, "it holds another key");
+  refusal.peer = "learner";
+  pair.client.node.dial_failed(pair.now, address, refusal);
+  pair.run();
+  CHECK(!pair.client.results.contains(id));
+}
+
+TEST("who answers a dial cannot keep this peer from dialling there again") {
+  const Authenticator open;
+  User user("client", open, {2, 20});
+  Time now{seconds(100)};
+  const std::string address = "tcp://10.0.0.9:1";
+  user.node.connect(now, address);
+  const auto dials = [&] {
+    user.node.tick(now);
+    std::vector<Action> actions;
+    user.node.drain(actions);
+    return std::ranges::count_if(
+        actions, [](const Action& action) { return std::holds_alternative<Dial>(action); });
+  };
+  CHECK_EQ(dials(), 1);
+  user.node.opened(now, 7, wire::PathKind::tcp, {}, address);
+  const wire::Refuse refusal{ErrorCode::invalid_argument, "this is the peer itself", "client"};
+  user.node.received(now, 7, as_received(wire::make_frame(wire::FrameType::refuse, refusal)));
+  now += seconds(1);
+  CHECK_EQ(dials(), 1);
+}
+
+TEST("a peer that has dialled itself does so once") {
+  const Authenticator open;
+  User user("client", open, {2, 20});
+  Time now{seconds(100)};
+  const std::string address = "tcp://10.0.0.9:1";
+  user.node.connect(now, address);
+  user.node.tick(now);
+  user.node.opened(now, 7, wire::PathKind::tcp, {}, address);
+  user.node.opened(now, 8, wire::PathKind::tcp, {}, "");
+  std::vector<Action> actions;
+  for (int i = 0; i < 3; ++i) {
+    user.node.drain(actions);
+    for (const Action& action : actions) {
+      const auto* write = std::get_if<Write>(&action);
+      if (write == nullptr) continue;
+      user.node.received(now, write->connection == 7 ? 8 : 7, as_received(write->frame));
+    }
+  }
+  now += seconds(10);
+  user.node.tick(now);
+  user.node.drain(actions);
+  CHECK(std::ranges::none_of(
+      actions, [](const Action& action) { return std::holds_alternative<Dial>(action); }));
+}
+
 TEST("a nonce is never the same twice, and is no function of the one before") {
   const Authenticator one = holder({token(1)}, 1);
   const Authenticator two = holder({token(1)}, 2);

@@ -334,6 +334,19 @@ TEST("a peer that makes up addresses of another has a few of them dialled") {
   CHECK(pair.dialled_in_vain >= 64 && pair.dialled_in_vain <= 256);
 }
 
+TEST("a peer that asks about very many names is answered, and remembered for some") {
+  Pair pair;
+  for (std::size_t i = 0; i < 70000; ++i) {
+    const NamesakesMessage message{"name " + std::to_string(i), true, {}};
+    pair.client.send_service_to(pair.now, {1, 10}, "server", Service::namesakes,
+                                {wire::encode(message), {}});
+    if (i % 1000 == 0) pair.pass(milliseconds(10));
+  }
+  pair.pass(milliseconds(50));
+  CHECK(pair.server_lost.empty());
+  CHECK_EQ(pair.server.peers(pair.now).size(), 1u);
+}
+
 TEST("a service message that there is no memory for loses the session, not the message alone") {
   Pair pair;
   pair.server_memory.most = 100000;

@@ -29,9 +29,12 @@ int main(int argc, char** argv) {
       "prove_without_nonce",
       "same_proof_both_ways",
       "attach_before_proof",
+      "believe_names_of_refusals",
       "ignore_scopes",
       "tell_of_other_groups",
       "ask_other_groups",
+      "first_namesake",
+      "late_namesake",
   };
   return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
     return moolink::sim::World(seed, trace).run();

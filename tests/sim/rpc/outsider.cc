@@ -79,6 +79,7 @@ void Outsider::attack(Process& target) {
       attack.welcome = one->answer;
       break;
   }
+  if (&path == &world_->settings.shm) target.claimed_by_outsider(hello.name);
   write(ours, wire::FrameType::hello, hello);
 }
 
@@ -112,6 +113,14 @@ void Outsider::received(ConnectionId connection, const wire::ReceivedFrame& fram
   // The acceptor: what the one that was meant has said before, what it hears itself, or anything.
   Random& random = world_->simulation.random;
   const Overheard* one = some(kAnybody);
+  if (random.chance(1, 2)) {
+    const auto name = random.below(static_cast<std::uint64_t>(world_->settings.peers));
+    const wire::Refuse refusal{ErrorCode::auth, "it holds another key",
+                               world_->process(static_cast<int>(name)).name};
+    world_->network.write(connection, wire::make_frame(wire::FrameType::refuse, refusal));
+    ++coverage["dials refused in another's name"];
+    return;
+  }
   wire::Hello answer = one != nullptr && random.chance(1, 2) ? *one->answer : theirs;
   if (answer.instance == theirs.instance) answer.instance = Uid::random(random);
   if (random.chance(1, 2)) fill(random, answer);

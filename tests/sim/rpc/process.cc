@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/mutant.h"
+#include "base/names.h"
 #include "common/program.h"
 #include "rpc/world.h"
 
@@ -150,19 +151,22 @@ void Process::call(CallRecord& record, Duration timeout) {
   if (!alive_) return;
   record.from = instance;
   record.from_number = number;
+  record.began = world_->simulation.now();
   record.order = world_->next_order();
   if (timeout >= Duration(0)) record.deadline = world_->simulation.now() + timeout;
   wire::Payload arguments = lend(record, record.peer);
+  const std::string peer =
+      record.group.empty() ? record.peer : join_names({record.group, record.peer});
   if (record.credit == 0) {
-    record.id = node_.call(world_->simulation.now(), record.peer, record.function,
-                           std::move(arguments), timeout, record.lane);
+    record.id = node_.call(world_->simulation.now(), peer, record.function, std::move(arguments),
+                           timeout, record.lane);
   } else {
     record.timeout = timeout;
     record.deadline = kNever;
     record.last_progress = world_->simulation.now();
     record.items_allowed = record.credit;
-    record.id = node_.call(world_->simulation.now(), record.peer, record.function,
-                           std::move(arguments), timeout, record.lane, record.credit);
+    record.id = node_.call(world_->simulation.now(), peer, record.function, std::move(arguments),
+                           timeout, record.lane, record.credit);
   }
   calls_[record.id] = &record;
   note("calls " + record.peer + ", call " + std::to_string(record.number));
@@ -257,6 +261,7 @@ void Process::check_names(ConnectionId connection, const wire::Frame& frame) con
   if (receiver < 0 || frame.header.type <= wire::FrameType::refuse) return;
   const auto scopes = static_cast<int>(world_->settings.scopes.size());
   for (int other = 1; other < scopes; ++other) {
+    if (world_->has_namesake(other)) continue;
     if (world_->may_meet(receiver, other) || !world_->may_meet(number, other)) continue;
     const auto names_it = [peer = "peer" + std::to_string(other)](const Buffer& bytes) {
       const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());

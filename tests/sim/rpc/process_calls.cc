@@ -38,6 +38,8 @@ void Process::perform(rpc::RunHandler& action) {
   const std::string which = "call " + std::to_string(record.number);
   note("runs " + which);
   require(world_->may_meet(number, record.from_number), which + " was run for another group");
+  require(record.group.empty() || record.group == scope(), which + " was run in another group");
+  require(!world_->knows_namesake(record), which + " was run by the first of two of the name");
   require(++record.runs == 1, which + " was run twice");
   record.ran_at = instance;
   require(record.peer == name && record.from == action.key.caller &&
@@ -207,7 +209,8 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
     return;
   }
   const Error& error = std::get<Error>(result);
-  require(error.peer == record.peer && !error.message.empty(), which + " has a poor error");
+  const std::string peer = (record.group.empty() ? "" : record.group + "/") + record.peer;
+  require(error.peer == peer && !error.message.empty(), which + " has a poor error");
   switch (error.code) {
     case ErrorCode::remote:
       require(record.handler_fails && error.traceback == "at line 1" &&
@@ -229,12 +232,21 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
       break;
     case ErrorCode::auth:
       require(world_->settings.outsider && record.runs == 0, which + " was refused by a friend");
+      require(up_.empty() || claimed_.contains(record.peer),
+              which + " was refused by somebody who does not have the peer's name");
       break;
     case ErrorCode::closed:
       require(false, which + " failed because somebody closed: " + error.message);
       break;
     case ErrorCode::error:  // its name is taken: by the one who died unnoticed, or it is an
-                            // imposter
+                            // imposter; or it is not the only one of the name
+      if (is_ambiguous(error)) {
+        require(scope().empty() && record.group.empty() && record.runs == 0 &&
+                    world_->namesake != nullptr && world_->namesake->name == record.peer,
+                which + " does not find the only peer of the name");
+        ++coverage["calls of a name that several bear"];
+        break;
+      }
       require(world_->imposter == this || !world_->settings.mild,
               which + " failed: " + error.message);
       break;
@@ -258,7 +270,9 @@ void Process::perform(rpc::PeerUp& action) {
   require(up_.emplace(action.instance, action.name).second, "a peer came up twice");
   const auto bearers = std::count_if(
       up_.begin(), up_.end(), [&](const auto& entry) { return entry.second == action.name; });
-  require(bearers == 1, "two peers bear one name");
+  const bool has_namesake = world_->namesake != nullptr && world_->namesake->name == action.name;
+  require(bearers == 1 || (has_namesake && bearers == 2), "two peers bear one name");
+  up_since_[action.instance] = world_->simulation.now();
   require(action.same_host == (action.host_key == host_key()), "a wrong host");
   services_[action.instance] = {};
 }
@@ -276,7 +290,7 @@ bool Process::name_may_be_taken(const rpc::PeerDown& action) const {
   const Process* imposter = world_->imposter;
   if (imposter == nullptr || action.name != imposter->name) return false;
   if (action.how != rpc::Down::dead || action.instance == imposter->instance) return false;
-  const auto heard = heard_.find(World::kNamesake);
+  const auto heard = heard_.find(World::kVictim);
   return heard != heard_.end() &&
          world_->simulation.now() - heard->second >= session::Timing{}.suspect_after;
 }
@@ -287,8 +301,11 @@ void Process::perform(rpc::PeerDown& action) {
   // Both ends lose the session, and its calls: this run is not mild any more.
   if (name_may_be_taken(action)) world_->settings.mild = false;
   const bool closing = action.how == rpc::Down::closed;
-  require(!world_->settings.mild || closing || world_->imposter == this ||
-              (world_->imposter != nullptr && action.instance == world_->imposter->instance),
+  const auto is = [&](const Process* other) {
+    return other != nullptr && action.instance == other->instance;
+  };
+  require(!world_->settings.mild || closing || world_->imposter == this || is(world_->imposter) ||
+              is(world_->namesake),
           "a peer was given up by faults that are too short");
   require(action.how != rpc::Down::dead || !world_->runs(action.instance) ||
               (world_->imposter != nullptr && action.name == world_->imposter->name),

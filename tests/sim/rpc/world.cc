@@ -40,6 +40,9 @@ Settings Settings::from(Random& random) {
     for (int i = 1; i < settings.peers; ++i) {
       settings.scopes.push_back(std::vector<std::string>{"", "a", "b", "b"}[random.below(4)]);
     }
+    const auto number =
+        static_cast<std::size_t>(1 + random.below(static_cast<std::uint64_t>(settings.peers) - 1));
+    if (!settings.scopes[number].empty()) settings.namesake_of = static_cast<int>(number);
   }
   return settings;
 }
@@ -61,6 +64,7 @@ std::uint64_t World::run() {
   plan_calls();
   plan_faults();
   simulation.at(end_of_faults_, [this] { network.chunks_get_stuck = false; });
+  simulation.at(end_of_faults_ + seconds(10), [this] { probe_names(); });
   simulation.at(end_of_faults_ + seconds(15), [this] { probe(); });
   simulation.run_until(end_of_faults_ + seconds(40));
   check_calls();
@@ -83,6 +87,9 @@ Process* World::listener(const std::string& address) {
   for (const auto& incarnations : processes_) {
     const std::vector<std::string> own = incarnations.back()->addresses();
     if (std::find(own.begin(), own.end(), address) != own.end()) return incarnations.back().get();
+  }
+  if (namesake != nullptr && std::ranges::count(namesake->addresses(), address) > 0) {
+    return namesake;
   }
   return nullptr;
 }
@@ -232,18 +239,52 @@ void World::plan_faults() {
   for (std::uint64_t i = 0; i < faults; ++i) {
     simulation.after(simulation.between(Duration(0), settings.active), [this] { fault(); });
   }
-  if (!settings.imposter || settings.peers < 2) return;
+  if (settings.imposter && settings.peers > 1) plan_imposter();
+  if (settings.namesake_of != 0) plan_namesake();
+}
+
+void World::plan_imposter() {
   settings.hosts.push_back(0);
-  imposter_ = std::make_unique<Process>(*this, settings.peers, process(kNamesake).name,
+  imposter_ = std::make_unique<Process>(*this, settings.peers, process(kVictim).name,
                                         Uid::random(simulation.random));
   imposter = imposter_.get();
   // It may meet those who have just lost the connection to the one that bears its name.
   const bool after_a_cut = simulation.random.chance(1, 2);
   simulation.after(simulation.between(seconds(1), seconds(2)), [this, after_a_cut] {
-    Process& namesake = process(kNamesake);
-    if (after_a_cut && namesake.alive()) network.cut_all_of(namesake);
+    Process& victim = process(kVictim);
+    if (after_a_cut && victim.alive()) network.cut_all_of(victim);
     imposter->start();
   });
+}
+
+// A peer of another group with the name of one that lives. It may come after calls to that one.
+void World::plan_namesake() {
+  const std::string name = process(settings.namesake_of).name;
+  const bool in_a = settings.scopes[static_cast<std::size_t>(settings.namesake_of)] == "a";
+  settings.hosts.push_back(static_cast<int>(simulation.random.below(2)));
+  settings.scopes.emplace_back(in_a ? "b" : "a");
+  namesake_ =
+      std::make_unique<Process>(*this, settings.peers, name, Uid::random(simulation.random));
+  namesake = namesake_.get();
+  simulation.after(simulation.between(Duration(0), settings.active), [this] { namesake->start(); });
+}
+
+bool World::knows_namesake(const CallRecord& record) const {
+  if (namesake == nullptr || record.peer != namesake->name || !record.group.empty()) return false;
+  if (!settings.mild || settings.blackhole) return false;
+  const auto of = [this](int number) {
+    return processes_[static_cast<std::size_t>(number)].back().get();
+  };
+  const Process& hub = *of(0);
+  const Process& caller = *of(record.from_number);
+  if (!caller.scope().empty() || caller.instance != record.from) return false;
+  Time since = std::max(hub.sees_since(namesake->instance),
+                        hub.sees_since(of(settings.namesake_of)->instance));
+  if (record.from_number != 0) {
+    since = std::max(since, caller.sees_since(hub.instance));
+    if (since != kNever) since += seconds(2);
+  }
+  return record.began > since;
 }
 
 void World::fault() {
@@ -287,9 +328,29 @@ void World::blackhole() {
   ++coverage["connections dropped silently"];
 }
 
+// All is well again: a name that two groups have is that of neither; with a group it is certain.
+void World::probe_names() {
+  if (namesake == nullptr) return;
+  const auto number = static_cast<std::size_t>(settings.namesake_of);
+  for (int from = 0; from < settings.peers; ++from) {
+    if (!process(from).scope().empty()) continue;
+    for (const bool certain : {false, true}) {
+      CallRecord& record = new_call(from, settings.namesake_of);
+      record.function = "work";
+      record.handler_fails = false;
+      record.credit = 0;
+      record.handler_takes = milliseconds(1);
+      if (certain) record.group = settings.scopes[number];
+      (certain ? probes_ : ambiguous_).push_back(record.number);
+      process(from).call(record, seconds(3));
+    }
+  }
+}
+
 // All is well again: everybody reaches everybody.
 void World::probe() {
   if (imposter != nullptr) imposter->die(false);
+  if (namesake != nullptr) namesake->die(false);
   for (const auto& [number, record] : calls) {
     require(!settings.mild || record.done || record.from.empty(),
             "call " + std::to_string(number) + " does not come to an end");
@@ -325,6 +386,11 @@ void World::check_calls() const {
     require(record.done && !record.error,
             "a call did not succeed though the network is well again: " + record.caller + " to " +
                 record.peer + ": " + (record.error ? record.error->message : "no result"));
+  }
+  for (const std::uint64_t number : ambiguous_) {
+    const CallRecord& record = calls.at(number);
+    require(record.done && record.error && is_ambiguous(*record.error),
+            "a call of " + record.caller + " took the first peer called " + record.peer);
   }
   for (const auto& [number, record] : calls) {
     const std::string which = "call " + std::to_string(number);

@@ -37,6 +37,7 @@ struct Settings {
   bool imposter = false;            // somebody takes the name of a peer that lives
   bool outsider = false;            // somebody without a key is about
   std::vector<std::string> scopes;  // the group whose key each holds; the hub has the token
+  int namesake_of = 0;              // another group has a peer of this one's name; 0: none has
 
   static Settings from(Random& random);
 };
@@ -46,12 +47,14 @@ struct CallRecord {
   std::uint64_t number = 0;  // the first word of its arguments
   std::string caller;
   std::string peer;
+  std::string group;  // as the caller names it; empty: it does not
   std::string function;
   Uid from;
   int from_number = 0;
   rpc::CallId id = 0;
   std::uint16_t lane = 0;
   std::uint64_t order = 0;
+  Time began{};
   Time deadline = kNever;
   wire::Payload arguments;
   bool lends = false;                     // its large parts; the reply lends them back
@@ -76,6 +79,11 @@ struct CallRecord {
   bool cancelled = false;
   std::optional<Error> error;
 };
+
+// The caller must say which of several peers of one name it means.
+inline bool is_ambiguous(const Error& error) {
+  return error.message.find("name the group") != std::string::npos;
+}
 
 class World;
 
@@ -110,6 +118,13 @@ class Process final : public Endpoint {
   const int number;
   const std::string name;
   const Uid instance;
+
+  // Since when it sees that instance; kNever: it does not.
+  Time sees_since(const Uid& other) const {
+    return up_.contains(other) ? up_since_.at(other) : kNever;
+  }
+  // An outsider has this name, through shared memory.
+  void claimed_by_outsider(const std::string& peer) { claimed_.insert(peer); }
 
  private:
   struct Services {
@@ -165,8 +180,10 @@ class Process final : public Endpoint {
   std::set<Uid> held_callers_;
   std::multimap<Uid, std::function<void()>> held_back_;  // handlers of their calls
   std::map<Uid, std::string> up_;
+  std::map<Uid, Time> up_since_;
   std::map<Uid, Services> services_;  // with each instance
   std::map<int, Time> heard_;         // by number, but for greetings
+  std::set<std::string> claimed_;     // see claimed_by_outsider()
   std::map<std::pair<Uid, std::uint16_t>, std::uint64_t> lane_order_;
   Time timer_ = kNever;
   std::uint64_t timer_token_ = 0;
@@ -174,7 +191,7 @@ class Process final : public Endpoint {
 
 class World {
  public:
-  static constexpr int kNamesake = 1;  // whose name the imposter takes
+  static constexpr int kVictim = 1;  // whose name the imposter takes
 
   World(std::uint64_t seed, bool trace);
   std::uint64_t run();
@@ -184,6 +201,11 @@ class World {
   bool partitioned(int a, int b) const;
   bool runs(const Uid& instance) const;
   std::uint64_t next_order() { return ++orders_; }
+  bool has_namesake(int number) const {
+    return settings.namesake_of != 0 && number == settings.namesake_of;
+  }
+  // Whether the caller of a name that two groups have has had the time to hear so from the hub.
+  bool knows_namesake(const CallRecord& record) const;
   // Whether the two have a key in common.
   bool may_meet(int a, int b) const;
   // The outsider hears what one end of a connection writes of its greeting.
@@ -199,6 +221,7 @@ class World {
   Settings settings;
   std::map<std::uint64_t, CallRecord> calls;
   Process* imposter = nullptr;
+  Process* namesake = nullptr;
   Outsider outsider{*this};
   std::vector<Overheard> overheard;
   int dials_taken = 0;
@@ -211,17 +234,22 @@ class World {
   void fault();
   void blackhole();
   Duration fault_duration();
+  void plan_imposter();
+  void plan_namesake();
+  void probe_names();
   void probe();
   void check_calls() const;
   void check_at_end();
 
   std::vector<std::vector<std::unique_ptr<Process>>> processes_;
   std::unique_ptr<Process> imposter_;
+  std::unique_ptr<Process> namesake_;
   std::map<ConnectionId, std::size_t> greetings_;  // of open connections, in `overheard`
   std::uint64_t orders_ = 0;
   std::map<int, Time> partitioned_until_;  // one peer from all others
   Time end_of_faults_{};
   std::vector<std::uint64_t> probes_;
+  std::vector<std::uint64_t> ambiguous_;  // of a name that two groups have
 };
 
 }  // namespace moolink::sim

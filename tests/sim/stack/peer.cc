@@ -147,7 +147,8 @@ void Process::service_message(rpc::ServiceMessage& action) {
       }
       return;
     case rpc::Service::directory:
-      require(false, "a directory message left the node");
+    case rpc::Service::namesakes:
+      require(false, "a message of the directory left the node");
   }
 }
 
