@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from examples.common.roles import LearnerRun, RoleOptions, connected, follower, 
 from examples.common.run import main
 from examples.jax import common
 from examples.jax.common import dense
+from examples.jax.vtrace import vtrace
 
 Parameters = dict[str, Any]  # by name; "mean", of random play, is not learned
 
@@ -203,46 +204,6 @@ def act(o: ActorLearnerOptions) -> None:
 # Learning
 
 
-class VTrace(NamedTuple):
-    """Targets of the baseline and weights of the policy gradient, both [T, B]."""
-
-    vs: jax.Array
-    pg_advantages: jax.Array
-
-
-def vtrace(
-    log_rho_t: jax.Array,
-    discount_t: jax.Array,
-    reward_t: jax.Array,
-    value_t: jax.Array,
-    bootstrap_value: jax.Array,
-    o: ActorLearnerOptions,
-) -> VTrace:
-    """V-trace, from remark 2 and section 4.2 of the IMPALA paper (arXiv 1802.01561).
-
-    With rho_t = min(clip_rho, pi(a_t | x_t) / mu(a_t | x_t)) and c_t = lambda min(clip_c, ...):
-
-        vs_t = V_t + rho_t (r_t + gamma_t V_{t+1} - V_t) + gamma_t c_t (vs_{t+1} - V_{t+1})
-        pg_advantage_t = rho_t (r_t + gamma_t vs_{t+1} - V_t)
-    """
-    ratio_t = jnp.exp(log_rho_t)
-    rho_t = jnp.minimum(ratio_t, o.clip_rho)
-    c_t = o.vtrace_lambda * jnp.minimum(ratio_t, o.clip_c)
-    value_tp1 = jnp.concatenate([value_t[1:], bootstrap_value[None]])
-    delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
-
-    def before(correction: jax.Array, at_t: Any) -> tuple[jax.Array, jax.Array]:
-        delta, discounted_c = at_t
-        correction = delta + discounted_c * correction  # vs_t - V_t
-        return correction, correction
-
-    start = jnp.zeros_like(bootstrap_value)
-    _, corrections = lax.scan(before, start, (delta_t, discount_t * c_t), reverse=True)
-    vs = value_t + corrections
-    vs_tp1 = jnp.concatenate([vs[1:], bootstrap_value[None]])
-    return VTrace(vs, rho_t * (reward_t + discount_t * vs_tp1 - value_t))
-
-
 def impala_loss(
     p: Parameters, net: Net, unrolls: dict[str, jax.Array], o: ActorLearnerOptions
 ) -> tuple[jax.Array, jax.Array]:
@@ -257,7 +218,9 @@ def impala_loss(
         reward + o.discount * unrolls["bootstrap"],
         lax.stop_gradient(baseline[:-1]),
         lax.stop_gradient(baseline[-1]),
-        o,
+        lambda_=o.vtrace_lambda,
+        clip_rho=o.clip_rho,
+        clip_c=o.clip_c,
     )
     entropy = -(jnp.exp(log_pi) * log_pi).sum(-1)
     loss_t = (

@@ -35,6 +35,7 @@ from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
+from examples.torch.common import load_published, to_device
 from moolink.replay import NStepWriter, Prioritized, SampleToInsertRatio, Table
 
 REPORTED = 0.02  # returns are those of environments with an epsilon below it
@@ -141,14 +142,17 @@ def act(o: ApexOptions) -> None:
         1, actors * E - 1
     )  # among all: 0 ... 1
     epsilon = o.epsilon ** (1 + o.epsilon_spread * np.minimum(1, place))
-    with follower(o) as (rpc, job), moolink.Subscriber(rpc, "policy", o.learner) as policy:
+    with (
+        follower(o) as (rpc, job),
+        moolink.Subscriber(rpc, "policy", o.learner, arrays="numpy") as policy,
+    ):
         writers = make_writers(moolink.ReplayClient(rpc, server=o.learner), o)
         observation = envs.reset(o.acting_seed if o.seed_envs else None)["obs"]
         version, returns, finished, steps = -1, np.zeros(E), [], 0
         while not job.is_over():
             weights = policy.wait(timeout=o.timeout)
             if weights.version != version:
-                net.load_state_dict(weights.tree)
+                load_published(net, weights.tree)
                 version = weights.version
             q = net(torch.from_numpy(observation)).numpy()
             explores = random.random(E) < epsilon
@@ -239,7 +243,7 @@ def learn(o: ApexOptions) -> None:
                 run.waits(late)
                 continue
             error = errors_of(net, target, batch.data)
-            weights = torch.from_numpy(batch.weights(o.importance_exponent)).to(device)
+            weights = to_device(torch.from_numpy(batch.weights(o.importance_exponent)), device)
             loss = (weights * huber(error)).mean()
             optimizer.zero_grad()
             loss.backward()

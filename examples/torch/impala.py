@@ -33,6 +33,8 @@ from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
+from examples.torch.common import to_device
+from examples.torch.vtrace import vtrace
 
 State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, hidden]
 
@@ -215,7 +217,7 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         def move(x: Any) -> Any:
-            return x.to(device) if isinstance(x, Tensor) else x
+            return to_device(x, device) if isinstance(x, Tensor) else x
 
         observation = {key: move(x) for key, x in self.observation.items()}
         return Batch(observation, *map(move, self[1:]))
@@ -294,9 +296,9 @@ class Actor(acting.ActingThread[Batch]):
         self, observation: Mapping[str, Tensor], first: Tensor, state: State
     ) -> tuple[Choices | Gaussian, Tensor, State]:
         """One step of all environments of a group: the policy and values, [1, E, ...]."""
-        moved = {key: x[None].to(self.device) for key, x in observation.items()}
+        moved = {key: to_device(x[None], self.device) for key, x in observation.items()}
         with torch.inference_mode(), self.lock:
-            policy, value, state = self.net(moved, first[None].to(self.device), state)
+            policy, value, state = self.net(moved, to_device(first[None], self.device), state)
             return self.net.pi(policy), value, state
 
     def take_parameters(self, net: Net, version: int) -> None:
@@ -314,53 +316,6 @@ def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 # Learning
-
-
-class VTrace(NamedTuple):
-    """Targets of the baseline and weights of the policy gradient, both [T, B]."""
-
-    vs: Tensor
-    pg_advantages: Tensor
-
-
-def vtrace(
-    log_rho_t: Tensor,
-    discount_t: Tensor,
-    reward_t: Tensor,
-    value_t: Tensor,
-    bootstrap_value: Tensor,
-    *,
-    lambda_: float,
-    clip_rho: float,
-    clip_c: float,
-) -> VTrace:
-    """V-trace, from remark 2 and section 4.2 of the IMPALA paper (arXiv 1802.01561).
-
-    With rho_t = min(clip_rho, pi(a_t | x_t) / mu(a_t | x_t)) and c_t = lambda min(clip_c, ...):
-
-        vs_t = V_t + rho_t (r_t + gamma_t V_{t+1} - V_t) + gamma_t c_t (vs_{t+1} - V_{t+1})
-        pg_advantage_t = rho_t (r_t + gamma_t vs_{t+1} - V_t)
-
-    Args:
-        log_rho_t: log(pi / mu) of the actions taken [T, B], float.
-        discount_t: gamma, or 0 where the return ended with the step [T, B].
-        reward_t: [T, B].
-        value_t: the baseline V at the observations before the steps [T, B].
-        bootstrap_value: V at the observation after the last step [B].
-    """
-    ratio_t = log_rho_t.exp()
-    rho_t = ratio_t.clamp(max=clip_rho)
-    discounted_c_t = discount_t * ratio_t.clamp(max=clip_c) * lambda_
-    value_tp1 = torch.cat([value_t[1:], bootstrap_value[None]])
-    delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
-    corrections = torch.empty_like(delta_t)  # vs_t - V_t
-    correction = torch.zeros_like(bootstrap_value)
-    steps = [*zip(delta_t, discounted_c_t, corrections, strict=True)]
-    for delta, discounted_c, out in reversed(steps):
-        correction = torch.addcmul(delta, discounted_c, correction, out=out)
-    vs = value_t + corrections
-    vs_tp1 = torch.cat([vs[1:], bootstrap_value[None]])
-    return VTrace(vs, rho_t * (reward_t + discount_t * vs_tp1 - value_t))
 
 
 class Losses(NamedTuple):

@@ -31,6 +31,7 @@ from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
+from examples.torch.common import to_device
 
 State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, H]
 
@@ -223,9 +224,12 @@ class Player:
         self.first = torch.ones(1, envs.num_envs, dtype=torch.bool, device=self.device)
         self.state = net.no_memory(envs.num_envs)
 
+    def tensor(self, x: np.ndarray) -> Tensor:
+        return to_device(torch.from_numpy(x), self.device)
+
     def tensors(self, observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """[1, E, ...]"""
-        return {k: torch.from_numpy(x)[None].to(self.device) for k, x in observation.items()}
+        return {k: self.tensor(x)[None] for k, x in observation.items()}
 
     @torch.no_grad()
     def rollout(self) -> Batch:
@@ -238,19 +242,19 @@ class Player:
             self.envs.send(action[0].cpu().numpy())
             step = self.envs.recv()
             self.returns.add(step.reward, step.episode_over)
-            reward = torch.from_numpy(self.rewards.scaled(step.reward, step.episode_over))
-            reward = (reward.sign() if o.clip_reward else reward).to(self.device)
+            reward = self.tensor(self.rewards.scaled(step.reward, step.episode_over))
+            reward = reward.sign() if o.clip_reward else reward
             if step.last_observation is not None:  # cut off: what would have followed counts
                 last = self.tensors(self.normalizer(step.last_observation))
                 _, last_value, _ = self.net(last, torch.zeros_like(first), self.state)
-                truncated = torch.from_numpy(step.truncated).to(self.device)
                 # Not a product: rows that were not cut off can hold NaN.
-                reward = reward + o.discount * last_value[0].where(truncated, 0.0)
-            ended = torch.from_numpy(step.terminated | step.truncated).to(self.device)
+                last_value = last_value[0].where(self.tensor(step.truncated), 0.0)
+                reward = reward + o.discount * last_value
+            ended = self.tensor(step.terminated | step.truncated)
             discount = o.discount * ~ended
             rows.append((observation, first, action, pi.log_prob(action), value, reward, discount))
             self.observation = self.tensors(self.normalizer.observe(step.observation))
-            self.first = torch.from_numpy(step.episode_over)[None].to(self.device)
+            self.first = self.tensor(step.episode_over)[None]
         _, last_value, _ = self.net(self.observation, self.first, self.state)
         observations, *columns = zip(*rows, strict=True)
         first, action, log_prob, value = map(torch.cat, columns[:4])

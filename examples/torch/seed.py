@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ from examples.common.evaluation import evaluated
 from examples.common.options import OptionError
 from examples.common.roles import GOODBYE, LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
+from examples.torch.common import load_published, to_device
+from examples.torch.vtrace import vtrace
 
 MOST_ENVS = 4096  # of all actors
 
@@ -215,9 +217,9 @@ def serve(o: SeedOptions) -> None:
         nonlocal loaded
         with lock:
             if batch.version != loaded:
-                net.load_state_dict(batch.weights)
+                load_published(net, batch.weights)
                 loaded = batch.version
-            observation = torch.from_numpy(batch.inputs["observation"]).to(device)
+            observation = to_device(torch.from_numpy(batch.inputs["observation"]), device)
             logits, value = net(observation[None])
             return logits[0].cpu(), value[0].cpu()
 
@@ -238,7 +240,7 @@ def serve(o: SeedOptions) -> None:
 
     with (
         follower(o, o.servers[o.peer_index - 1]) as (rpc, job),
-        moolink.Subscriber(rpc, "policy", o.learner) as weights,
+        moolink.Subscriber(rpc, "policy", o.learner, arrays="numpy") as weights,
         moolink.TrajectoryWriter(rpc, "unrolls", o.learner, ahead=2 * o.batch_size) as writer,
     ):
         unrolls = Unrolls(space, o, writer)
@@ -259,42 +261,6 @@ def serve(o: SeedOptions) -> None:
 # Learning
 
 
-class VTrace(NamedTuple):
-    """Targets of the baseline and weights of the policy gradient, both [T, B]."""
-
-    vs: Tensor
-    pg_advantages: Tensor
-
-
-def vtrace(
-    log_rho_t: Tensor,
-    discount_t: Tensor,
-    reward_t: Tensor,
-    value_t: Tensor,
-    bootstrap_value: Tensor,
-    o: SeedOptions,
-) -> VTrace:
-    """V-trace, from remark 2 and section 4.2 of the IMPALA paper (arXiv 1802.01561).
-
-    With rho_t = min(clip_rho, pi(a_t | x_t) / mu(a_t | x_t)) and c_t = lambda min(clip_c, ...):
-
-        vs_t = V_t + rho_t (r_t + gamma_t V_{t+1} - V_t) + gamma_t c_t (vs_{t+1} - V_{t+1})
-        pg_advantage_t = rho_t (r_t + gamma_t vs_{t+1} - V_t)
-    """
-    ratio_t = log_rho_t.exp()
-    rho_t = ratio_t.clamp(max=o.clip_rho)
-    c_t = o.vtrace_lambda * ratio_t.clamp(max=o.clip_c)
-    value_tp1 = torch.cat([value_t[1:], bootstrap_value[None]])
-    delta_t = rho_t * (reward_t + discount_t * value_tp1 - value_t)
-    correction, corrections = torch.zeros_like(bootstrap_value), []  # vs_t - V_t
-    for t in reversed(range(len(delta_t))):
-        correction = delta_t[t] + discount_t[t] * c_t[t] * correction
-        corrections.append(correction)
-    vs = value_t + torch.stack(corrections[::-1])
-    vs_tp1 = torch.cat([vs[1:], bootstrap_value[None]])
-    return VTrace(vs, rho_t * (reward_t + discount_t * vs_tp1 - value_t))
-
-
 def impala_loss(net: Net, unrolls: dict[str, Tensor], o: SeedOptions) -> tuple[Tensor, Tensor]:
     """The loss of B unrolls, and the mean entropy of the policy in nats."""
     logits, baseline = net(unrolls["observation"])
@@ -308,7 +274,9 @@ def impala_loss(net: Net, unrolls: dict[str, Tensor], o: SeedOptions) -> tuple[T
             reward + o.discount * unrolls["bootstrap"],
             baseline[:-1],
             baseline[-1],
-            o,
+            lambda_=o.vtrace_lambda,
+            clip_rho=o.clip_rho,
+            clip_c=o.clip_c,
         )
     entropy = -(log_pi.exp() * log_pi).sum(-1)
     loss_t = (

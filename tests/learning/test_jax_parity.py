@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 import moolink.torch
 from examples.torch import impala as in_torch
+from examples.torch.vtrace import vtrace as torch_vtrace
 from tests.learning.stubs import Spaces, arrays, images, options
 from tests.learning.test_loss import filled
 
@@ -19,6 +20,7 @@ jnp = jax.numpy
 
 import moolink.jax  # noqa: E402
 from examples.jax import impala as in_jax  # noqa: E402
+from examples.jax.vtrace import vtrace as jax_vtrace  # noqa: E402
 
 LENGTH, ENVS = 20, 8
 BOTH = spaces.Dict({"image": images(48, 40, 3), "body": spaces.Box(-1, 1, (5,))})
@@ -146,8 +148,8 @@ def test_vtrace(length, lambda_, clip_rho, clip_c):
     ]
     inputs = [x.astype(np.float32) for x in inputs]
     given = {"lambda_": lambda_, "clip_rho": clip_rho, "clip_c": clip_c}
-    wanted = in_torch.vtrace(*map(torch.from_numpy, inputs), **given)
-    for got, want in zip(in_jax.vtrace(*inputs, **given), wanted, strict=True):
+    wanted = torch_vtrace(*map(torch.from_numpy, inputs), **given)
+    for got, want in zip(jax_vtrace(*inputs, **given), wanted, strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
 
 

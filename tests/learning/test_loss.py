@@ -6,7 +6,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from examples.torch.impala import Actor, Gaussian, Net, Unroll, impala_loss, vtrace
+from examples.torch.impala import Actor, Gaussian, Net, Unroll, impala_loss
+from examples.torch.vtrace import vtrace
 from tests.learning import stubs
 from tests.learning.stays_there import StaysThere
 from tests.learning.stubs import Spaces, images, run_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.torch.impala import vtrace
+from examples.torch.vtrace import vtrace
 
 
 def vtrace_sums(log_rho, discount, reward, value, bootstrap, lambda_, clip_rho, clip_c):

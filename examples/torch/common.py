@@ -1,0 +1,37 @@
+"""Helpers of the torch learners: copies of weights and of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def load_published(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
+    """Copies weights of a `moolink.Subscriber` with `arrays="numpy"` into a network.
+
+    On a CPU that is one copy, from memory that the publisher shares.
+
+    Raises:
+        KeyError: the network has a parameter or buffer that the weights have not.
+        ValueError: one has another shape.
+    """
+    for name, mine in net.state_dict().items():
+        if mine.device.type == "cpu":
+            np.copyto(mine.numpy(), weights[name])
+        else:
+            mine.copy_(torch.from_numpy(weights[name].copy()))  # torch takes writable arrays only
+
+
+def to_device(x: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device. Once it returns, `x` may be overwritten.
+
+    Copies to a GPU go through pinned memory, so that the host does not wait for them; torch reuses
+    that memory once they are done. On the CPU it is `x` itself.
+    """
+    if torch.device(device).type != "cuda" or x.device.type != "cpu":
+        return x.to(device)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return pinned.copy_(x).to(device, non_blocking=True)
