@@ -21,23 +21,38 @@ with needed_by("moolink.pettingzoo", "pettingzoo"):
 Array = npt.NDArray[Any]
 
 
+def parallel(env: Any) -> Any:
+    """An AEC environment of PettingZoo as a parallel one; a parallel environment as it is.
+
+    Where PettingZoo's `aec_to_parallel` does not take it because its agents act in turn, each step
+    is that of the agent whose turn it is, and the actions of the others are ignored.
+    """
+    if not hasattr(env, "agent_iter"):
+        return env
+    with needed_by("moolink.pettingzoo", "pettingzoo"):
+        from pettingzoo.utils import conversions
+    if env.metadata.get("is_parallelizable", False):
+        return conversions.aec_to_parallel(env)
+    return conversions.turn_based_aec_to_parallel(env)
+
+
 class Agents(gymnasium.Env[Any, Any]):
-    """A PettingZoo parallel environment as one environment that a `moolink.VectorEnv` can run.
+    """A PettingZoo environment as one environment that a `moolink.VectorEnv` can run.
 
     Observes a dict of arrays whose first dimension are `possible_agents`: "observation", zeros for
     agents that are not there; "mask", bool, those that live and are to act; "reward", float32,
     "terminated" and "truncated", bool, of the last step. An episode ends when no agent is left.
 
     Args:
-        create: makes the parallel environment; its agents share one observation and one action
-            space, of kinds that are arrays.
+        create: makes the parallel environment, or an AEC environment, which `parallel` converts;
+            its agents share one observation and one action space, of kinds that are arrays.
 
     Raises:
         ValueError: the agents' spaces differ.
     """
 
     def __init__(self, create: Callable[[], Any]) -> None:
-        self._env = create()
+        self._env = parallel(create())
         self.possible_agents: list[Any] = list(self._env.possible_agents)
         observed, acted = self._env.observation_space, self._env.action_space
         first, count = self.possible_agents[0], len(self.possible_agents)

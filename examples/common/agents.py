@@ -6,36 +6,57 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
+
+from examples.common.observations import MASK, Observation, Parts, say_left_out
+from examples.common.options import OptionError
+
+
+def as_parallel(env: Any) -> Any:
+    """An AEC environment of PettingZoo as a parallel one; a parallel environment as it is."""
+    if not hasattr(env, "agent_iter"):
+        return env
+    from moolink.pettingzoo import parallel  # which needs PettingZoo for this alone
+
+    return parallel(env)
 
 
 class ParallelEnvs:
     """Parallel environments of PettingZoo's form as a vector with a row for each agent of each.
 
-    All agents have one observation space, a Box, and one action space. An agent that is done before
-    the others sees zeros, terminated, until the episode is over; what it does is ignored.
+    All agents have one observation space and one action space. An agent that is done before the
+    others sees zeros, terminated, until the episode is over; what it does is ignored.
+
+    Raises:
+        OptionError: the agents' spaces differ, or no network takes their observations.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:
         self._envs = list(envs)
-        self._agents: list[str] = list(envs[0].possible_agents)
+        self._agents: list[Any] = list(envs[0].possible_agents)
         first = self._agents[0]
-        observation = envs[0].observation_space(first)
-        self._dtype = np.uint8 if observation.dtype == np.uint8 else np.float32
+        observed, acted = envs[0].observation_space, envs[0].action_space
+        for agent in self._agents:
+            if observed(agent) != observed(first) or acted(agent) != acted(first):
+                raise OptionError(
+                    f"agents need the same spaces to have one policy: {agent!r} has "
+                    f"{observed(agent)} and {acted(agent)}, {first!r} has {observed(first)} and "
+                    f"{acted(first)}; SuperSuit's pad_observations_v0 and pad_action_space_v0 "
+                    "make them equal"
+                )
+        _, infos = envs[0].reset()
+        masked = MASK in infos.get(first, {})
+        self._parts = Parts(observed(first), acted(first), masked)
+        say_left_out(self._parts)
         self.num_envs = len(envs) * len(self._agents)
-        self.single_observation_space = spaces.Box(
-            observation.low.astype(self._dtype),
-            observation.high.astype(self._dtype),
-            dtype=self._dtype,
-        )
-        self.single_action_space = envs[0].action_space(first)
+        self.single_observation_space = self._parts.boxes
+        self.single_action_space = acted(first)
 
-    def reset(self, *, seed: int | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         rows = self._rows()
         for index, env in enumerate(self._envs):
-            observations, _ = env.reset(seed=None if seed is None else seed + index)
-            self._write(rows, index, observations)
+            observations, infos = env.reset(seed=None if seed is None else seed + index)
+            self._write(rows, index, observations, infos)
         return rows, {}
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -46,26 +67,31 @@ class ParallelEnvs:
             own = range(index * len(self._agents), (index + 1) * len(self._agents))
             alive = {a: actions[row] for a, row in zip(self._agents, own, strict=True)}
             alive = {agent: action for agent, action in alive.items() if agent in env.agents}
-            observations, rewards, ended, cut_off, _ = env.step(alive)
+            observations, rewards, ended, cut_off, infos = env.step(alive)
             for agent, row in zip(self._agents, own, strict=True):
                 if agent in alive:
                     reward[row] = rewards[agent]
                     terminated[row] = ended[agent]
                     truncated[row] = cut_off[agent] and not ended[agent]
-            self._write(last, index, observations)
+            self._write(last, index, observations, infos)
             if not env.agents:
-                observations, _ = env.reset()
-            self._write(rows, index, observations)
+                observations, infos = env.reset()
+            self._write(rows, index, observations, infos)
         return rows, reward, terminated, truncated, {"final_obs": last}
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
 
-    def _rows(self) -> NDArray[Any]:
-        return np.zeros((self.num_envs, *self.single_observation_space.shape), self._dtype)
+    def _rows(self) -> Observation:
+        return {
+            name: np.full((self.num_envs, *box.shape), name == MASK, box.dtype)
+            for name, box in self._parts.boxes.items()
+        }
 
-    def _write(self, rows: NDArray[Any], index: int, observations: dict[str, Any]) -> None:
+    def _write(self, rows: Observation, index: int, observations: Any, infos: Any) -> None:
         for offset, agent in enumerate(self._agents):
             if agent in observations:
-                rows[index * len(self._agents) + offset] = observations[agent]
+                parts = self._parts.of(observations[agent], infos.get(agent, {}))
+                for name, value in parts.items():
+                    rows[name][index * len(self._agents) + offset] = value

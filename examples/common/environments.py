@@ -10,8 +10,8 @@ import importlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
@@ -24,10 +24,17 @@ from numpy.typing import NDArray
 
 import moolink
 from examples.common import tasks
-from examples.common.agents import ParallelEnvs
+from examples.common.agents import ParallelEnvs, as_parallel
+from examples.common.observations import (
+    MASK,
+    DictOfBoxes,
+    Observation,
+    as_box,
+    parts_of,
+    say_left_out,
+    values_of,
+)
 from examples.common.options import ATARI, ATARI_OPTIONS, OptionError, Options
-
-Observation = dict[str, NDArray[Any]]  # a part of the observation space each, [E, ...]
 
 
 class Step(NamedTuple):
@@ -46,56 +53,6 @@ class Step(NamedTuple):
     """[E]: the observation is the first of an episode."""
     last_observation: Observation | None
     """[E, ...]: the last of each episode that was cut off; other rows are undefined. None: none."""
-
-
-class DictOfBoxes(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Observations as dicts of arrays: uint8 stays, all else becomes float32."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self._parts = dict(parts_of(env.observation_space))
-        self.observation_space = spaces.Dict({k: as_box(s) for k, s in self._parts.items()})
-
-    def observation(self, observation: Any) -> Observation:
-        values = dict(values_of(self.env.observation_space, observation))
-        return {name: flat(space, values[name]) for name, space in self._parts.items()}
-
-
-def parts_of(
-    space: spaces.Space[Any], name: str = "obs"
-) -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """The spaces in a Dict of any depth, by names such as `camera/left`."""
-    if not isinstance(space, spaces.Dict):
-        yield name, space
-        return
-    for key, part in space.spaces.items():
-        yield from parts_of(part, str(key) if name == "obs" else f"{name}/{key}")
-
-
-def values_of(space: spaces.Space[Any], value: Any, name: str = "obs") -> Iterator[tuple[str, Any]]:
-    """The parts of an observation, by the same names."""
-    if not isinstance(space, spaces.Dict):
-        yield name, value
-        return
-    for key, part in space.spaces.items():
-        yield from values_of(part, value[key], str(key) if name == "obs" else f"{name}/{key}")
-
-
-def as_box(space: spaces.Space[Any]) -> spaces.Box:
-    """The Box whose arrays `flat` gives."""
-    if isinstance(space, spaces.Box):
-        if space.dtype == np.uint8:
-            return space
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
-    flattened = spaces.flatten_space(space)
-    return spaces.Box(-np.inf, np.inf, flattened.shape, np.float32)
-
-
-def flat(space: spaces.Space[Any], value: Any) -> NDArray[Any]:
-    """A value of any space as an array: Discrete as one-hot, Box as it is."""
-    if isinstance(space, spaces.Box):
-        return np.asarray(value, np.uint8 if space.dtype == np.uint8 else np.float32)
-    return np.asarray(spaces.flatten(space, value), np.float32)
 
 
 class Actions:
@@ -156,6 +113,13 @@ class Environments:
         space = envs.single_observation_space
         self.observation_spaces: dict[str, spaces.Box] = dict(parts_of(space))  # type: ignore[arg-type]
         self.actions = Actions(envs.single_action_space)
+        mask = self.observation_spaces.get(MASK)
+        if mask is not None and mask.shape != (sum(self.actions.choices),):
+            raise OptionError(
+                f"observation part {MASK!r} has the shape {mask.shape}, but the actions are "
+                f"{envs.single_action_space}: a mask has a number for each choice; rename the part "
+                "with a wrapper if it is none"
+            )
 
     def reset(self, seed: int | None) -> Observation:
         """Starts all, environment i from seed + i, or from chance if `seed` is None."""
@@ -287,7 +251,10 @@ class Driven(Environments):
         self._space = self._envs.single_observation_space
         for name, space in parts_of(self._space):
             if not isinstance(space, spaces.Box):
-                raise OptionError(f"observation {name} is {space}, which must be a Box")
+                raise OptionError(
+                    f"observation part {name!r} is {space}, but a vector environment's have to be "
+                    "Boxes: gymnasium.wrappers.vector.VectorizeTransformObservation makes them so"
+                )
             self.observation_spaces[name] = as_box(space)
         self._seeded = hasattr(envs, "all_env_ids")  # EnvPool, whose seed envpool.make takes
 
@@ -358,16 +325,16 @@ def make_envs(options: Options, num_envs: int) -> Environments:
         return Driven(kind(num_envs=num_envs))
     if kind is not None:
         env = kind()
-        if hasattr(env, "possible_agents"):  # a parallel environment of PettingZoo
+        if hasattr(env, "possible_agents"):  # of PettingZoo
             agents = len(env.possible_agents)
             if num_envs % agents:
                 raise OptionError(f"--num-envs {num_envs} must be a multiple of {agents} agents")
             copies = [env, *(kind() for _ in range(num_envs // agents - 1))]
-            return Environments(ParallelEnvs(copies))
+            return Environments(ParallelEnvs([as_parallel(copy) for copy in copies]))
         env.close()
     elif (envs := make_vector(options, num_envs)) is not None:
         return envs
-    make = partial(make_one, options.env_id)
+    make = partial(make_one, options.env_id, has_masks(options.env_id))
     if options.env_processes:
         return Environments(Pooled(make, num_envs, min(options.env_processes, num_envs)))
     return Environments(
@@ -385,10 +352,22 @@ def agents_of(env_id: str) -> int:
     return len(getattr(env, "possible_agents", (None,)))
 
 
-def make_one(env_id: str) -> gymnasium.Env[Any, Any]:
+def make_one(env_id: str, masked: bool) -> DictOfBoxes:
     """One environment, in whatever process it is stepped."""
     kind = constructor(env_id)
-    return DictOfBoxes(kind() if kind is not None else gymnasium.make(env_id))
+    return DictOfBoxes(kind() if kind is not None else gymnasium.make(env_id), masked)
+
+
+@cache
+def has_masks(env_id: str) -> bool:
+    """Whether infos have masks of the actions, as Gymnasium's Taxi has. Says which parts of the
+    observation are left out."""
+    env = make_one(env_id, masked=False)
+    try:
+        say_left_out(env.parts)
+        return MASK in env.reset()[1]
+    finally:
+        env.close()
 
 
 def constructor(env_id: str) -> Callable[[], Any] | None:
@@ -523,6 +502,10 @@ def random_means(envs: Environments, seed: int, steps: int = 100) -> Observation
     sums = {name: observation[name].sum(0, dtype=np.float64) for name in names}
     for _ in range(steps if names else 0):
         choices = [random.integers(n, size=envs.num_envs) for n in envs.actions.choices]
+        if MASK in observation:
+            chances = random.random(observation[MASK].shape) * observation[MASK]
+            ends = np.cumsum(envs.actions.choices)[:-1]
+            choices = [of_part.argmax(-1) for of_part in np.split(chances, ends, -1)]
         uniform = random.uniform(-1, 1, (envs.num_envs, envs.actions.size))
         action = np.stack(choices, -1) if choices else uniform
         envs.send(action.astype(envs.actions.dtype))

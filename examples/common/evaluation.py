@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.common import checkpoint
-from examples.common.environments import Observation, agents_of, make_envs
+from examples.common.environments import agents_of, make_envs
 from examples.common.normalizer import Normalizer
+from examples.common.observations import Observation
 from examples.common.options import GroupOptions, OptionError, Options
 
 MAX_ENVS = 32

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moolink
+from examples.common.observations import MASK
 from examples.common.options import GroupOptions
 
 INTERVAL = 8  # turns between two sums over the group
@@ -26,7 +27,8 @@ class Normalizer:
     def __init__(self, options: GroupOptions, envs: Any) -> None:
         self._lock = threading.Lock()
         spaces = envs.observation_spaces.items() if options.normalize else ()
-        self._names = [name for name, space in spaces if space.dtype != np.uint8]
+        kept = (MASK,)  # which is no input of the network
+        self._names = [n for n, space in spaces if space.dtype != np.uint8 and n not in kept]
         self._rewards, self._discount = options.normalize_reward, options.discount
         shapes = {name: envs.observation_spaces[name].shape for name in self._names}
         shapes |= {"return": ()} if self._rewards else {}

@@ -33,6 +33,7 @@ from examples.common import acting, checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.job import Left
+from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
@@ -148,7 +149,7 @@ class Net:
         self.width, self.lstm, self.precision = o.hidden_size, o.lstm, o.precision
         self.choices, self.num_actions = envs.actions.choices, envs.actions.size
         self.initial_std = o.initial_std
-        spaces = envs.observation_spaces.items()
+        spaces = [(k, s) for k, s in envs.observation_spaces.items() if k != MASK]
         self.encoders = {key: Encoder(key, space, self.width) for key, space in spaces}
 
     def init(self, seed: int) -> Parameters:
@@ -198,7 +199,10 @@ class Net:
             state, x = lax.scan(partial(self._lstm, p), state, (x.reshape(*first.shape, -1), first))
             x = x.reshape(-1, self.width).astype(self.precision)
         policy, baseline = (dense(p, k, x).astype(jnp.float32) for k in ("policy", "baseline"))
-        return policy.reshape(*first.shape, -1), baseline.reshape(first.shape), state
+        policy = policy.reshape(*first.shape, -1)
+        if MASK in observation:  # illegal actions have no probability
+            policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
+        return policy, baseline.reshape(first.shape), state
 
     def _lstm(self, p: Parameters, state: State, at_t: Any) -> tuple[State, jax.Array]:
         x_t, first_t = at_t

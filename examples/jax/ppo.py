@@ -33,6 +33,7 @@ import moolink.jax
 from examples.common import checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
+from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
@@ -136,7 +137,7 @@ class Net:
         self.width, self.lstm = o.hidden_size, o.lstm
         self.choices, self.num_actions = envs.actions.choices, envs.actions.size
         self.initial_std = o.initial_std
-        spaces = envs.observation_spaces.items()
+        spaces = [(k, s) for k, s in envs.observation_spaces.items() if k != MASK]
         self.encoders = {key: Encoder(key, space) for key, space in spaces}
 
     def init(self, seed: int) -> Parameters:
@@ -191,6 +192,8 @@ class Net:
             return dense(p, head + ".4", jnp.tanh(dense(p, head + ".2", hidden)))
 
         policy = network("policy")
+        if MASK in observation:  # illegal actions have no probability
+            policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
         pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
         return pi, network("value").squeeze(-1), state
 

@@ -31,6 +31,7 @@ import moolink.torch
 from examples.common import acting, checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
+from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
 from examples.torch.common import to_device
@@ -148,6 +149,7 @@ class Net(nn.Module):
             {
                 key: Encoder(space.shape, means.get(key), width)
                 for key, space in envs.observation_spaces.items()
+                if key != MASK
             }
         )
         self.hidden = nn.Linear(sum(encoder.size for encoder in self.encoders.values()), width)
@@ -177,7 +179,10 @@ class Net(nn.Module):
                     outputs.append(state[0])
                 x = torch.cat(outputs)
             policy, baseline = self.policy(x).float(), self.baseline(x).float()
-        return policy.unflatten(0, first.shape), baseline.view(first.shape), state
+        policy = policy.unflatten(0, first.shape)
+        if MASK in observation:  # illegal actions have no probability
+            policy = policy.masked_fill(observation[MASK] == 0, ILLEGAL)
+        return policy, baseline.view(first.shape), state
 
     def pi(self, policy: Tensor) -> Choices | Gaussian:
         """The distribution of actions."""

@@ -29,6 +29,7 @@ import moolink.torch
 from examples.common import checkpoint
 from examples.common.environments import Environments, make_envs, random_means
 from examples.common.evaluation import evaluated
+from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.torch.common import to_device
@@ -122,7 +123,7 @@ class Net(nn.Module):
     def __init__(self, envs: Environments, means: Mapping[str, np.ndarray], o: PpoOptions) -> None:
         super().__init__()
         self.choices, width = envs.actions.choices, o.hidden_size
-        spaces = envs.observation_spaces.items()
+        spaces = [(k, s) for k, s in envs.observation_spaces.items() if k != MASK]
         self.encoders = nn.ModuleDict({k: Encoder(s.shape, means.get(k)) for k, s in spaces})
         size = sum(encoder.size for encoder in self.encoders.values())
         self.lstm = nn.LSTMCell(size, width) if o.lstm else None
@@ -154,6 +155,8 @@ class Net(nn.Module):
                 outputs.append(state[0])
             x = torch.stack(outputs)
         policy = self.policy(x)
+        if MASK in observation:  # illegal actions have no probability
+            policy = policy.masked_fill(observation[MASK] == 0, ILLEGAL)
         pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
         return pi, self.value(x).squeeze(-1), state
 

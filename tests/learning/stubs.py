@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from examples.common.environments import Actions, Step, as_box, parts_of
+from examples.common.environments import Actions, Step
 from examples.common.normalizer import Normalizer
+from examples.common.observations import as_box, parts_of
 from examples.common.options import ImpalaOptions, defaults
 from examples.common.run import Episodes
 
