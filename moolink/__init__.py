@@ -232,7 +232,11 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"moolink.{name}")
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'moolink' has no attribute {name!r}")
+        import difflib  # only for this error
+
+        close = difflib.get_close_matches(name, [*__all__, *_SUBMODULES], 1)
+        meant = f": did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+        raise AttributeError(f"module 'moolink' has no attribute {name!r}{meant}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

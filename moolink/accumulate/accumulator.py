@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
 
+@names_keywords
 class AccumulatorBase(Adapter, Closing):
     """Elastic data-parallel training: every member applies the same rounds in the same order.
 
@@ -84,7 +85,6 @@ class AccumulatorBase(Adapter, Closing):
     _kind_of_step: type[TrainingStep] = TrainingStep
     _kind_of_rpc: type[Rpc] = Rpc  # of the one made without a group
 
-    @names_keywords
     def __init__(
         self,
         name: str,
@@ -390,7 +390,7 @@ class AccumulatorBase(Adapter, Closing):
         The leader's value counts for all. :meth:`update` raises ``ValueError`` at a member that has
         set another one for 10 s.
         """
-        self._core.set_virtual_batch_size(size)
+        self._core.set_virtual_batch_size(integer_of(size, "size"))
 
     def set_parallel_gradients(self, rounds: int) -> None:
         """Sets how many rounds may be under way at once (default 1): the same on every peer, as for
@@ -402,7 +402,7 @@ class AccumulatorBase(Adapter, Closing):
         Raises:
             ValueError: ``rounds`` is not between 1 and 256.
         """
-        self._core.set_parallel_gradients(rounds)
+        self._core.set_parallel_gradients(integer_of(rounds, "rounds"))
 
     def get_leader(self) -> str:
         """Name of the leader, or ``""`` while there is none."""

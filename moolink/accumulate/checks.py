@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
+from moolink.internal.integers import integer_of
+
 LARGEST_BATCH = 2**40  # sums of many fit 64 bits
 MOST_COUNTERS = 256
 LONGEST_NAME = 256  # bytes of a counter's name
@@ -16,10 +18,7 @@ def require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def checked_batch_size(batch_size: int) -> int:
-    size = operator.index(batch_size)
-    if not 1 <= size <= LARGEST_BATCH:
-        raise ValueError(f"batch_size must be at least 1 and at most 2**40, not {size}")
-    return size
+    return integer_of(batch_size, "batch_size", 1, LARGEST_BATCH)
 
 
 def checked_counters(counters: Mapping[str, int] | None) -> dict[str, int]:

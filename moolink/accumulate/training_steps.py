@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moolink.accumulate.parting import leave_together, take_news
 from moolink.internal import logs
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
@@ -38,6 +39,7 @@ class Totals(dict[str, int]):
         return 0
 
 
+@names_keywords
 class TrainingStep:
     """One turn: the parameters are those of ``version``, and gradients of them are wanted.
 

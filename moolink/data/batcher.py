@@ -20,6 +20,7 @@ from moolink.internal.locks import condition
 _COPYING = 0.001  # seconds between two looks at a producer that copies
 
 
+@names_keywords
 class Batcher(Closing):
     """Collects items into batches, each copied once, straight into the batch's memory.
 
@@ -39,7 +40,6 @@ class Batcher(Closing):
 
     _values: Values = "list"  # a batch's value in place of a leaf that is no array
 
-    @names_keywords
     def __init__(
         self, size: int, device: str = "cpu", dim: int = 0, *, max_batches: int | None = None
     ) -> None:

@@ -32,6 +32,7 @@ _BEHAVIOUR = channel.Behaviour(
 )
 
 
+@names_keywords
 class EnvPool(Closing):
     """`num_batches` batches of `batch_size` environments, run by worker processes.
 
@@ -83,7 +84,6 @@ class EnvPool(Closing):
         ValueError, TypeError: an argument is wrong, or create_env takes too many.
     """
 
-    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any],

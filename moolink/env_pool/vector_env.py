@@ -50,6 +50,7 @@ _MODES = {
 }
 
 
+@names_keywords
 class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
     """`num_envs` environments run by worker processes, as a `gymnasium.vector.VectorEnv`.
 
@@ -111,7 +112,6 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         Error: the environments, or their spaces, cannot be pickled.
     """
 
-    @names_keywords
     def __init__(
         self,
         create_env: Callable[..., Any] | Sequence[Callable[[], Any]] | None = None,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MEASURE = "moolink.broker/measure"  # takes a value: for `moolink doctor HOST:PORT`
 
 
+@names_keywords
 class Broker(BrokerCore):
     """Where the peers of groups meet: it alone numbers the views of a group.
 
@@ -39,7 +40,6 @@ class Broker(BrokerCore):
 
     __module__ = "moolink"  # the name that users know
 
-    @names_keywords
     def __init__(
         self,
         rpc: Rpc | None = None,

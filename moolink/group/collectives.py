@@ -14,6 +14,7 @@ from moolink.data.trees import Leaf, Structure, flatten, layout, overlap, unflat
 from moolink.errors import CancelledError, Error
 from moolink.internal import deadlines
 from moolink.internal.countdown import after_all
+from moolink.internal.keywords import names_keywords
 
 Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter"]
 
@@ -21,6 +22,7 @@ Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "gathe
 STACKED_RESULT = {"all_gather", "gather"}
 
 
+@names_keywords
 class GroupFuture:
     """The future of a collective of :class:`moolink.Group`, such as ``all_reduce``.
 

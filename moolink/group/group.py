@@ -27,6 +27,7 @@ Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
 Op = Reduction | Callable[[Any, Any], Any]
 
 
+@names_keywords
 class Group(Closing):
     """An elastic set of peers with a common view of its members.
 
@@ -42,7 +43,6 @@ class Group(Closing):
         TypeError: `rpc` is no Rpc.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, name: str) -> None:
         if not isinstance(rpc, Rpc):
             raise TypeError(f"a Group is made of a moolink.Rpc and a name, not of {rpc!r}")

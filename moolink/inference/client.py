@@ -28,6 +28,7 @@ _LOAD_TIMEOUT = 1.0  # seconds to wait for a server's load
 _PAUSE = 0.05  # seconds before servers that were lost, all of them, are asked again
 
 
+@names_keywords
 class InferenceClient(Closing):
     """Runs a model that one of several :class:`InferenceServer` serves.
 
@@ -47,7 +48,6 @@ class InferenceClient(Closing):
         ValueError: no server is named.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, name: str, servers: str | Sequence[str]) -> None:
         self._rpc = serving.peer_of(rpc)
         self._name = serving.text_of(name, "name")

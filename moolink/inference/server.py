@@ -55,6 +55,7 @@ class InferenceBatch:
     version: int
 
 
+@names_keywords
 class InferenceServer(Closing):
     """Serves :class:`InferenceClient` in dynamic batches: a batch has the requests that came while
     the one before it ran.
@@ -80,7 +81,6 @@ class InferenceServer(Closing):
         ValueError: this peer serves the name already, or an argument is out of range.
     """
 
-    @names_keywords
     def __init__(
         self,
         rpc: Rpc,

@@ -21,7 +21,8 @@ def integer_of(value: int, name: str, least: int = -_LARGEST, most: int = _LARGE
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {shown(value)}") from None
     if not least <= integer <= most:
-        largest = "2**62" if most == _LARGEST else most
+        is_power = most >= 1 << 20 and most & (most - 1) == 0
+        largest = f"2**{most.bit_length() - 1}" if is_power else most
         bound = f"at least {least}" if integer < least else f"at most {largest}"
         raise ValueError(f"{name} must be {bound}, got {shown(integer)}")
     return integer

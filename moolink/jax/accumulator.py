@@ -18,12 +18,14 @@ from moolink.accumulate import training_steps as loops
 from moolink.accumulate.buckets import Description, Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
 from moolink.group import Group
+from moolink.internal.keywords import names_keywords
 from moolink.jax import arrays
 from moolink.jax.optimizers import load_optimizer_state
 from moolink.jax.optimizers import optimizer_state as common_state
 from moolink.jax.states import plain_tree, tree_like
 
 
+@names_keywords
 class Accumulator(AccumulatorBase):
     """moolink's accumulator for pytrees; see :class:`moolink.accumulate.AccumulatorBase`.
 
@@ -371,6 +373,7 @@ class Accumulator(AccumulatorBase):
         return int.from_bytes(digest.digest(), "little")
 
 
+@names_keywords
 class TrainingStep(loops.TrainingStep):
     """One turn: gradients of ``parameters``, which are those of ``version``, are wanted.
 

@@ -52,6 +52,7 @@ class _Sampled:
     times_sampled: Any
 
 
+@names_keywords
 class ReplayClient:
     """Uses a replay that a :class:`ReplayServer` serves, with the methods of :class:`Replay`, but
     for checkpoints.
@@ -70,7 +71,6 @@ class ReplayClient:
             first item.
     """
 
-    @names_keywords
     def __init__(
         self, rpc: Rpc, name: str = "replay", *, server: str, arrays: Arrays = "same"
     ) -> None:

@@ -30,6 +30,7 @@ from moolink.replay.writer import Writer
 from moolink.reports import ReplayStats
 
 
+@names_keywords
 class Replay(Closing):
     """Tables of items, from which batches are sampled.
 
@@ -50,7 +51,6 @@ class Replay(Closing):
         ValueError: there is no table, or two have one name.
     """
 
-    @names_keywords
     def __init__(
         self,
         tables: Table | Sequence[Table],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Priority = Callable[[Any, float, float, Any], float]
 
 
+@names_keywords
 class NStepWriter:
     """Makes an n-step transition from each step of an environment. The transition of step t is
 
@@ -51,7 +52,6 @@ class NStepWriter:
         ValueError: `n` or `discount` is out of range.
     """
 
-    @names_keywords
     def __init__(
         self,
         replay: Replay | ReplayClient,

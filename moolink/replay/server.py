@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from moolink.rpc import Rpc
 
 
+@names_keywords
 class ReplayServer(Closing):
     """Serves a :class:`Replay` to any number of :class:`ReplayClient`. The replay can be used here
     as well, and is not closed with the server.
@@ -45,7 +46,6 @@ class ReplayServer(Closing):
         ValueError: this peer serves a replay of the name already.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, replay: Replay, name: str = "replay") -> None:
         if not isinstance(replay, Replay):
             raise TypeError(f"replay must be a moolink.Replay, got {shown(replay)}")

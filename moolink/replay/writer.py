@@ -13,6 +13,7 @@ from moolink.data import nodes, skeletons
 from moolink.data.skeletons import Skeleton
 from moolink.internal import deadlines
 from moolink.internal.integers import integer_of
+from moolink.internal.keywords import names_keywords
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Column:
         return Part(self._column, steps.start, len(steps))
 
 
+@names_keywords
 class Writer:
     """Appends the steps of an episode, and makes items of them. Items that overlap share their
     steps. For one thread; made by `writer(keep)` of a replay or of its client.

@@ -34,13 +34,13 @@ Arrays = Literal["same", "numpy", "torch", "jax"]
 _FINISH = 0.5  # seconds that tasks have to end when their peer is closed
 
 
+@names_keywords
 class Rpc(RpcCore):
     __doc__ = RpcCore.__doc__
     __module__ = "moolink"  # the name that users know
 
     _served: dict[str, _Closing]  # made when first needed
 
-    @names_keywords
     def __init__(
         self,
         name: str | None = None,
@@ -83,6 +83,12 @@ class Rpc(RpcCore):
         Raises:
             ValueError: the address is malformed.
         """
+        if address is None:
+            raise TypeError(
+                "connect() got None for the address of a broker or peer (HOST:PORT): if it is "
+                "place().broker, no launcher has set it: start the script with `moolink run`, or "
+                "connect to place().start_broker()"
+            )
         super().connect(serving.text_of(address, "address"))
         report.serve(self)
 

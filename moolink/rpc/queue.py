@@ -19,6 +19,7 @@ from moolink.internal.keywords import names_keywords
 NOTHING: Any = object()  # there is nothing to take now
 
 
+@names_keywords
 class Queue(Closing):
     """A queue that threads and tasks share: every item goes to one of the waiters.
 
@@ -32,7 +33,6 @@ class Queue(Closing):
         max_size: how many items may wait; ``None``: no bound.
     """
 
-    @names_keywords
     def __init__(self, max_size: int | None = None) -> None:
         if max_size is not None:
             max_size = integer_of(max_size, "max_size", least=1)

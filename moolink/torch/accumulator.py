@@ -21,6 +21,7 @@ from moolink.accumulate.options import AccumulatorOptions
 from moolink.accumulate.training_steps import Until, checked_loop_state, training_steps
 from moolink.group import Group
 from moolink.internal import logs
+from moolink.internal.keywords import names_keywords
 from moolink.internal.repeated import Repeated
 from moolink.torch.backward import TrainingStep, reduce_during_backward
 from moolink.torch.optimizers import (
@@ -60,6 +61,7 @@ def _forget_views() -> None:
 os.register_at_fork(after_in_child=_forget_views)
 
 
+@names_keywords
 class Accumulator(AccumulatorBase):
     """moolib's accumulator for torch parameters; see :class:`moolink.accumulate.AccumulatorBase`.
 

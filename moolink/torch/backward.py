@@ -14,6 +14,7 @@ from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
 from moolink.errors import Closed
+from moolink.internal.keywords import names_keywords
 from moolink.torch.tensors import writes
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def reduce_during_backward(
         accumulator._clear()
 
 
+@names_keywords
 class TrainingStep(training_steps.TrainingStep):
     """One turn; see :class:`moolink.accumulate.training_steps.TrainingStep`."""
 

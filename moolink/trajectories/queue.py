@@ -63,6 +63,7 @@ class _Put:
     reply: RpcDeferredReturn
 
 
+@names_keywords
 class TrajectoryQueue(Closing):
     """Items of actors, for a learner that must not learn from weights that are too old.
 
@@ -82,7 +83,6 @@ class TrajectoryQueue(Closing):
         ValueError: this peer has a queue of the name already, or `max_size` is below 1.
     """
 
-    @names_keywords
     def __init__(
         self, rpc: Rpc, name: str, *, max_size: int = 64, dim: int = 0, device: str = "cpu"
     ) -> None:

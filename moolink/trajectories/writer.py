@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.1  # seconds before the next item, where the learner has no such queue
 
 
+@names_keywords
 class TrajectoryWriter(Closing):
     """Puts items into a :class:`TrajectoryQueue` of another process. One thread may use it; another
     may call `close`, which ends the first one's waits with moolink.Closed.
@@ -38,7 +39,6 @@ class TrajectoryWriter(Closing):
         ValueError: `ahead` is below 1.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
         self._rpc = serving.peer_of(rpc)
         self._function = names.PUT.format(serving.text_of(name, "name"))

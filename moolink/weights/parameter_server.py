@@ -29,6 +29,7 @@ Update = Callable[[Any, Any], Any]
 _ONE = batch_layout.Spec("stack", 1, 0, "cpu")
 
 
+@names_keywords
 class ParameterServer(Closing):
     """Holds a tree of parameters. Each push of a :class:`ParameterClient` makes its next version.
 
@@ -52,7 +53,6 @@ class ParameterServer(Closing):
         ValueError: this peer serves that name already, or a number is out of range.
     """
 
-    @names_keywords
     def __init__(
         self,
         rpc: Rpc,
@@ -177,6 +177,7 @@ class ParameterServer(Closing):
             self._changed.wait_for(lambda: self._updating in (None, here))
 
 
+@names_keywords
 class ParameterClient(Closing):
     """Pulls versions of a :class:`ParameterServer`'s parameters and pushes changes.
 
@@ -190,7 +191,6 @@ class ParameterClient(Closing):
         ValueError: this peer subscribes to that name already, or `arrays` is unknown.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, name: str, server: str, *, arrays: Arrays = "same") -> None:
         self._rpc = rpc
         self._name = name

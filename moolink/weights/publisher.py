@@ -58,6 +58,7 @@ class _Request:
     sharded: agreement.Subscriber | None = None  # which fetches pieces of arrays
 
 
+@names_keywords
 class Publisher(Closing):
     """Gives versions of a tree of arrays to any number of :class:`Subscriber`.
 
@@ -76,7 +77,6 @@ class Publisher(Closing):
         ValueError: this peer publishes that name already, or `keep` is below 1.
     """
 
-    @names_keywords
     def __init__(self, rpc: Rpc, name: str, *, keep: int = 2) -> None:
         self._rpc = serving.peer_of(rpc)
         self._name = serving.text_of(name, "name")

@@ -36,6 +36,7 @@ def _everything(path: str, shape: tuple[int, ...]) -> None:
     """Wants all of each array."""
 
 
+@names_keywords
 class ShardedSubscriber(Following):
     """Follows several :class:`Publisher` that hold a tree together, each array in parts
     (:class:`Shard`) or whole. Has a part of each array, or all of it, and fetches only the bytes
@@ -58,7 +59,6 @@ class ShardedSubscriber(Following):
         ValueError: there are no publishers, or one is there twice; `arrays` or `dtype` is unknown.
     """
 
-    @names_keywords
     def __init__(
         self,
         rpc: Rpc,

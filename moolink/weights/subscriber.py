@@ -31,6 +31,7 @@ _TIMEOUT = 10.0  # seconds without a chunk, after which another source is asked 
 _WINDOW = 8
 
 
+@names_keywords
 class Subscriber(Following):
     """Follows a :class:`Publisher`: a thread fetches each new version, which becomes the current
     one when it is whole. Versions never go back, also if the publisher is restarted.
@@ -48,7 +49,6 @@ class Subscriber(Following):
         ValueError: this peer subscribes to that name already, or `arrays` or `dtype` is unknown.
     """
 
-    @names_keywords
     def __init__(
         self,
         rpc: Rpc,

@@ -174,6 +174,49 @@ def test_a_count_that_is_no_integer_is_named(
         make(rpc)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rpc: rpc.connect(adress="x"), r"Rpc\.connect\(\) has no .* did you mean 'address'"),
+        (lambda rpc: moolink.Group(rpc, "g").all_reduce("x", 1, opp="sum"), "did you mean 'op'"),
+        (
+            lambda rpc: moolink.Group(rpc, "g").update(now=1),
+            r"Group\.update\(\) has .* It has none",
+        ),
+    ],
+)
+def test_an_unknown_keyword_of_a_method_names_the_known_ones(
+    call: Callable[[moolink.Rpc], Any], message: str
+) -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match=message):
+        call(rpc)
+
+
+def test_no_address_at_all_says_where_one_comes_from() -> None:
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match="None for the address .* run"):
+        rpc.connect(None)  # type: ignore[arg-type]
+
+
+def test_a_misspelt_name_of_the_package_is_corrected() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Replya': did you mean 'Replay'"):
+        moolink.Replya  # noqa: B018
+
+
+def test_the_arguments_of_a_contribution_are_named() -> None:
+    import torch
+
+    parameters = [torch.zeros(3, requires_grad=True)]
+    with moolink.Rpc() as rpc, moolink.Group(rpc, "g") as group:
+        accumulator = moolink.Accumulator("m", parameters, group=group)
+        with pytest.raises(TypeError, match="did you mean 'batch_size'"):
+            accumulator.reduce_gradients(batchsize=4)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"batch_size must be an integer, got 1\.5"):
+            accumulator.reduce_gradients(1.5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"set_virtual_batch_size\(\) has no .* 'size'"):
+            accumulator.set_virtual_batch_size(sise=1)  # type: ignore[call-arg]
+        accumulator.close()
+
+
 def test_an_unknown_option_of_an_accumulator_names_the_known_ones() -> None:
     import torch
 
