@@ -58,6 +58,36 @@ def test_a_peer_needs_no_group(served: Served) -> None:
     served.wait_for({"actor": "left"})
 
 
+SCRIPT = """
+import functools, sys
+import gymnasium
+import moolink
+
+if __name__ == "__main__":
+    make = functools.partial(gymnasium.make, "CartPole-v1")
+    with moolink.Rpc("m") as rpc, moolink.VectorEnv(make, 1, num_workers=1) as environments:
+        rpc.connect(sys.argv[2])
+        with moolink.Group(rpc, "g"):
+            sys.stdin.read()
+"""
+
+
+def test_a_member_tells_its_script_and_its_environments(served: Served, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "--broker", served.address]
+    member = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        served.wait_for({"m": "up"})
+        waiting.until(lambda: served.job()["groups"] != [], "the group", 0.1)
+        (group,) = served.job()["groups"]
+    finally:
+        member.communicate()
+    assert member.returncode == 0
+    assert group["scripts"] == [f"train.py --broker {served.address}"], "no path, no variables"
+    assert group["environments"] == ["CartPole-v1"]
+
+
 def test_metrics_for_prometheus(served: Served) -> None:
     moolink.metrics.gauge("dashboard_test").set(2.5)
     group = served.join("a")
