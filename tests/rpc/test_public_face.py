@@ -193,7 +193,7 @@ def test_an_unknown_keyword_of_a_method_names_the_known_ones(
 
 
 def test_no_address_at_all_says_where_one_comes_from() -> None:
-    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match="None for the address .* run"):
+    with moolink.Rpc("peer") as rpc, pytest.raises(TypeError, match=r"None for the address .* run"):
         rpc.connect(None)  # type: ignore[arg-type]
 
 
