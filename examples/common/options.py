@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import tyro
-
 import moolink
+from moolink.internal.extras import needed_by
 from moolink.launch import place
+
+with needed_by("examples.common", "examples"):
+    import tyro
 
 ATARI = "ALE/"  # prefix of the ids of ALE's environments
 # Those that make another environment of an Atari id.

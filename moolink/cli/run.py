@@ -14,6 +14,11 @@ from moolink.launch.description import Job
 from moolink.launch.launching import launch
 
 _EPILOG = """\
+Examples:
+  moolink run -n 2 train.py --learning-rate 1e-3             two peers of a script of your own
+  moolink run -n 2 -m examples.torch.impala --env-id CartPole-v1
+  moolink run -n 2 --connect 10.0.0.1:4431 --group pong train.py      at a broker that runs
+
 Each peer finds in its environment:
   MOOLINK_BROKER      HOST:PORT of the broker
   MOOLINK_GROUP       the group's name (unique to this run unless --group is given)

@@ -108,6 +108,29 @@ def test_a_module_names_the_packages_that_it_needs(module: str, package: str, ex
     assert f'with needed_by("{module}", "{extra}"):' in source.read_text()
 
 
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("examples.torch.impala", "torch", "torch"),
+        ("examples.jax.impala", "jax", "jax"),
+        ("examples.torch.impala", "tyro", "examples"),
+    ],
+)
+def test_an_example_names_the_packages_that_it_needs(module: str, package: str, extra: str) -> None:
+    # None in sys.modules: an import of it fails as if it were not installed.
+    program = f"import sys; sys.modules['{package}'] = None; import {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_LIMIT,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert f"needs {package}, which is not installed: {extras.install_command(extra)}" in last
+
+
 def test_a_fault_of_moolinks_own_is_not_taken_for_a_missing_package() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named"), extras.needed_by("m", "ray"):
         raise ModuleNotFoundError("No module named 'moolink.x'", name="moolink.x")
