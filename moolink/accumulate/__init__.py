@@ -1,5 +1,7 @@
 """Gradient rounds of a group: the common part of the torch and JAX accumulators."""
 
 from moolink.accumulate.accumulator import AccumulatorBase
+from moolink.accumulate.totals import Totals
+from moolink.accumulate.training_steps import TrainingStep
 
-__all__ = ["AccumulatorBase"]
+__all__ = ["AccumulatorBase", "Totals", "TrainingStep"]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,13 +23,21 @@ from moolink.accumulate.options import Divergence, Nonfinite, Role
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.accumulate.parting import Parting, leave_together
 from moolink.accumulate.state_transfer import StateTransfer
-from moolink.accumulate.training_steps import TrainingStep, Until, training_steps
+from moolink.accumulate.training_steps import (
+    LoopOptions,
+    Progress,
+    TrainingStep,
+    Until,
+    training_steps,
+)
 from moolink.group import Group
+from moolink.internal import logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.rounds import Rounds
+from moolink.metrics.run_log import RunLog
 from moolink.rpc import Rpc
 
 if TYPE_CHECKING:
@@ -139,6 +148,8 @@ class AccumulatorBase(Adapter, Closing):
         )
         self._has_gradients = self._in_backward = False
         self._awaited = ""
+        self._told_of_nonfinite = False
+        self._progress: Progress | None = None  # of the loops so far
 
     def connect(self, address: str) -> None:
         """Connects to the broker at ``address``; only for an accumulator that made its own group.
@@ -341,8 +352,20 @@ class AccumulatorBase(Adapter, Closing):
         if not finite and self._norms.on_nonfinite == "skip":
             self._left_out.add_contribution()
             batch_size = 0
+        elif not finite:
+            self._tell_of_nonfinite()
         self._core.offer(batch_size, sums)
-        self._rounds.contributed(sums)
+        self._rounds.contributed(batch_size, sums)
+
+    def _tell_of_nonfinite(self) -> None:
+        if self._norms.on_nonfinite == "keep" and not self._told_of_nonfinite:
+            self._told_of_nonfinite = True
+            logs.logger.warning(
+                "gradients of version %d are NaN or infinite, and are averaged like others: "
+                'on_nonfinite="skip" leaves such contributions out, "raise" ends the loop. (This '
+                "is said once)",
+                self._core.model_version(),
+            )
 
     def skip_gradients(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes nothing but counters. Never needed: a silent peer delays no member.
@@ -353,7 +376,7 @@ class AccumulatorBase(Adapter, Closing):
         sums = checked_counters(counters)
         self._require_wanted("skip_gradients")
         self._core.offer(0, sums)
-        self._rounds.contributed(sums)
+        self._rounds.contributed(0, sums)
 
     def zero_gradients(self) -> None:
         """Ends the use of a result: zeroes the gradients and makes room for the next round."""
@@ -390,7 +413,9 @@ class AccumulatorBase(Adapter, Closing):
         The leader's value counts for all. :meth:`update` raises ``ValueError`` at a member that has
         set another one for 10 s.
         """
-        self._core.set_virtual_batch_size(integer_of(size, "size"))
+        size = integer_of(size, "size")
+        self._core.set_virtual_batch_size(size)
+        self._rounds.set_virtual_batch_size(size)
 
     def set_parallel_gradients(self, rounds: int) -> None:
         """Sets how many rounds may be under way at once (default 1): the same on every peer, as for
@@ -431,6 +456,9 @@ class AccumulatorBase(Adapter, Closing):
         until: Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        log: str | os.PathLike[str] | RunLog | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted.
 
@@ -447,22 +475,26 @@ class AccumulatorBase(Adapter, Closing):
                 the same round everywhere. Or totals, such as ``{"steps": 1_000_000}``: the
                 iteration ends when one of them is reached, and the dashboard shows the time left,
                 as it does for a function with such totals as its attribute ``target``.
-            totals: those of a checkpoint, with which the counters go on.
+            totals: those of a checkpoint, with which the counters go on; None: those of this
+                accumulator's loop before.
             idle: called while the loop waits, five times a second: between two rounds, so that an
                 exception of it ends the loop with complete parameters.
+            checkpoint: path of a file in which the leader keeps the model, ``state()``, the totals
+                and the statistics of the last round. If there is one, this call takes them over, so
+                call it before ``connect()``. An observer neither reads nor writes it.
+            every: seconds between two times that it is written; it is also written at the end.
+            log: where ``step.log()`` writes: a folder, for ``log.csv``, or a
+                :class:`moolink.metrics.RunLog`.
+
+        Raises:
+            moolink.FileError: the checkpoint is damaged, or of another model or loop.
+            RuntimeError: ``connect()`` was called before, with ``checkpoint``.
 
         An observer gets a turn after each round and each state; it cannot contribute. One that
         falls behind goes on from a later state, and has no turns for the rounds in between.
         """
-        return training_steps(
-            self,
-            lambda totals: apply(),
-            state=state,
-            load_state=load_state,
-            until=until,
-            first_totals=totals,
-            idle=idle,
-        )
+        options = LoopOptions(state, load_state, until, totals, idle, checkpoint, every, log)
+        return training_steps(self, lambda totals: apply(), options)
 
     def close(self) -> None:
         """Ends this peer's part in the rounds and releases its memory.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from moolink.accumulate.options import AccumulatorOptions
@@ -53,6 +53,8 @@ def Accumulator(
         TypeError: the parameters are of no framework that has an adapter, or an option is unknown.
         ValueError: there are none.
     """
+    if isinstance(parameters, Iterator):  # JAX takes no generators
+        parameters = list(parameters)
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(x, jax.Array) for x in jax.tree.leaves(parameters)):
         from moolink.jax import Accumulator as JaxAccumulator

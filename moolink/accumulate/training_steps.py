@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from moolink.accumulate.checkpoints import Checkpoint
 from moolink.accumulate.parting import leave_together, take_news
+from moolink.accumulate.totals import Means, Totals, with_means
 from moolink.internal import logs
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
+from moolink.metrics.run_log import RunLog
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
@@ -19,24 +24,11 @@ LONGEST_WAIT = 1.0  # seconds of one wait for a change; the accumulator ends it 
 IDLE = 0.2  # the same where the user's `idle` is called
 MARK = "moolink.training_steps"  # of the states that these loops send
 
-
-Until = Callable[[dict[str, int]], bool] | Mapping[str, int]
+Until = Callable[[Totals], bool] | Mapping[str, int]
 """When a loop ends: a function of the totals, or totals of which one has to be reached. A function
 may have such totals as its attribute ``target``, for the dashboard."""
 
 FEW_ROUNDS = 10  # rounds, after which a counter that no round had is probably misspelt
-
-
-class Totals(dict[str, int]):
-    """Sums of counters. A counter that no round had is 0, and its name is added to `missed`."""
-
-    def __init__(self, sums: Mapping[str, int]) -> None:
-        super().__init__(sums)
-        self.missed: set[str] = set()
-
-    def __missing__(self, name: str) -> int:
-        self.missed.add(name)
-        return 0
 
 
 @names_keywords
@@ -47,11 +39,14 @@ class TrainingStep:
         version: the model's version, the number of rounds that led to it.
         totals: sums of all counters over all rounds of the job; equal at every member. A counter
             that no round had is 0.
-        stats: of the round applied last here (``get_gradient_stats()``); None before the first.
+        stats: of the round applied last (``get_gradient_stats()``), here or, after a resume, in the
+            checkpoint; None before the first.
     """
 
+    _run_log: RunLog | None = None
+
     def __init__(
-        self, accumulator: AccumulatorBase, totals: dict[str, int], stats: GradientStats | None
+        self, accumulator: AccumulatorBase, totals: Totals, stats: GradientStats | None
     ) -> None:
         self._accumulator = accumulator
         self._reduced = False
@@ -59,16 +54,40 @@ class TrainingStep:
         self.totals = totals
         self.stats = stats
 
-    def reduce(self, batch_size: int, counters: Mapping[str, int] | None = None) -> None:
+    def reduce(
+        self,
+        batch_size: int,
+        counters: Mapping[str, int] | None = None,
+        means: Means | None = None,
+    ) -> None:
         """Contributes the gradients, once a turn; as the accumulator's ``reduce_gradients``.
+
+        Args:
+            batch_size: the weight of this contribution in the mean of the gradients, at least 1.
+            counters: integers summed exactly over the round's contributions.
+            means: numbers, or iterables of any number of numbers, of which ``totals.mean(name)`` is
+                the mean over all contributions.
 
         Raises:
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
         self._require_first("reduce")
-        self._accumulator.reduce_gradients(batch_size, counters)
+        self._accumulator.reduce_gradients(batch_size, with_means(counters, means))
         self._reduced = True
+
+    def log(self, values: Mapping[str, SupportsFloat | None] | None = None) -> None:
+        """Writes a row to the log that ``steps(log=...)`` names, at the leader; other members write
+        nothing. The row has the version, the totals, the means over the rounds since the row
+        before, and these values.
+
+        Raises:
+            RuntimeError: ``steps()`` was called without ``log=``.
+        """
+        if self._run_log is None:
+            raise RuntimeError('step.log() needs a place: steps(..., log="runs/name")')
+        if self._accumulator.is_leader():
+            self._run_log.write(self.version, self.totals, values)
 
     def _require_first(self, method: str) -> None:
         self._require_current(method)
@@ -92,72 +111,152 @@ class TrainingStep:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+    """The arguments of ``training_steps`` and ``steps``, which are documented there."""
+
+    state: Callable[[], Any] | None
+    load_state: Callable[[Any], None] | None
+    until: Until | None
+    totals: Mapping[str, int] | None
+    idle: Callable[[], None] | None
+    checkpoint: str | os.PathLike[str] | None
+    every: float
+    log: str | os.PathLike[str] | RunLog | None
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far an accumulator's loops have come: each goes on from the one before."""
+
+    totals: Totals
+    rounds: int = 0  # in the totals, beside those that the user gave
+    stats: GradientStats | None = None
+
+
 def training_steps(
-    accumulator: AccumulatorBase,
-    apply: Callable[[dict[str, int]], None],
-    *,
-    state: Callable[[], Any] | None,
-    load_state: Callable[[Any], None] | None,
-    until: Until | None,
-    first_totals: Mapping[str, int] | None,
-    idle: Callable[[], None] | None,
+    accumulator: AccumulatorBase, apply: Callable[[Totals], None], options: LoopOptions
 ) -> Iterator[Any]:
     """See :meth:`moolink.accumulate.AccumulatorBase.training_steps`; ``apply`` gets the totals
     before each round."""
-    totals = Totals(first_totals or {})
-    over = False
-    rounds = 0  # that are in the totals, beside those of the beginning
-    stats: GradientStats | None = None
-    told_of_counters = False
+    return _Loop(accumulator, apply, options).turns()
 
-    def captured() -> dict[str, Any]:
-        users = None if state is None else state()
-        return {MARK: rounds, "totals": dict(totals), "state": users}
 
-    target = _target(until)
-    reached = _reaches(target) if isinstance(until, Mapping) else until
-    accumulator._rounds.is_over = False
-    accumulator._rounds.target = target
-    if reached is not None:
-        accumulator._parting.expect_end()
-    while True:
-        accumulator._rounds.totals = totals
-        accumulator._group.update()
-        if over and leave_together(accumulator, captured, idle):
-            accumulator._rounds.is_over = True
-            return
-        take_news(accumulator.update)
-        if accumulator.wants_state():
-            accumulator.set_state(captured())
-        changed = over = False
-        if accumulator.has_new_state():
-            received = accumulator.state()
-            if _is_whole(received):
-                rounds, totals = received[MARK], Totals(received["totals"])
-                if load_state is not None:
-                    load_state(received["state"])
-            changed = True
-        if accumulator.has_gradients():
-            stats = accumulator.get_gradient_stats()
-            apply(totals)
-            accumulator.zero_gradients()
-            totals = Totals(totals)  # a step that was given out keeps its own
-            for name, value in stats["counters"].items():
-                totals[name] = totals.get(name, 0) + value
-            rounds += 1
-            changed = True
-        # Before the first round there are no totals to ask about.
-        if changed and reached is not None and (rounds or totals):
-            totals.missed.clear()
-            if over := reached(totals):
+class _Loop:
+    """One loop. It reads its checkpoint when it is made, and begins with the first turn."""
+
+    def __init__(
+        self, accumulator: AccumulatorBase, apply: Callable[[Totals], None], options: LoopOptions
+    ) -> None:
+        self._accumulator = accumulator
+        self._apply = apply
+        self._options = options
+        self._told_of_counters = False
+        self._target = _target(options.until)
+        self._until = (
+            _reaches(self._target) if isinstance(options.until, Mapping) else options.until
+        )
+        log = options.log
+        self._log = log if log is None or isinstance(log, RunLog) else RunLog(log)
+        self._checkpoint: Checkpoint | None = None
+        if options.checkpoint is not None and not accumulator.is_observer():
+            self._checkpoint = Checkpoint(accumulator, options.checkpoint, options.every)
+            if accumulator._progress is None:
+                self._checkpoint.load(self._resume)
+
+    def turns(self) -> Iterator[Any]:
+        accumulator, options = self._accumulator, self._options
+        if options.totals is not None or accumulator._progress is None:
+            accumulator._progress = Progress(Totals(options.totals))
+        over, is_asked = False, False  # until() about the totals of the beginning
+        accumulator._rounds.is_over = False
+        accumulator._rounds.target = self._target
+        if self._until is not None:
+            accumulator._parting.expect_end()
+        while True:
+            accumulator._rounds.totals = self._progress.totals.counters()
+            accumulator._group.update()
+            if over and leave_together(accumulator, self._captured, options.idle):
+                accumulator._rounds.is_over = True
+                self._save(accumulator.is_leader())
+                return
+            connected = accumulator.connected()  # before the update, which then knows the leader
+            take_news(accumulator.update)
+            if accumulator.wants_state():
+                accumulator.set_state(self._captured())
+            if has_state := accumulator.has_new_state():
+                self._take_state(accumulator.state())
+            if has_round := accumulator.has_gradients():
+                self._apply_round()
+            changed = has_state or has_round
+            begins = connected and not is_asked
+            is_asked = is_asked or begins
+            if over := (changed or begins) and self._is_over():
                 continue
-            if totals.missed and rounds >= FEW_ROUNDS and not told_of_counters:
-                told_of_counters = True
-                _tell_of_missed(totals, rounds)
-        if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
-            yield accumulator._kind_of_step(accumulator, totals, stats)
-        elif not changed:
-            _wait(accumulator, LONGEST_WAIT, idle)
+            self._save(self._checkpoint is not None and self._checkpoint.is_due())
+            if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
+                yield self._step()
+            elif not changed:
+                _wait(accumulator, LONGEST_WAIT, options.idle)
+
+    @property
+    def _progress(self) -> Progress:
+        assert self._accumulator._progress is not None
+        return self._accumulator._progress
+
+    def _step(self) -> Any:
+        progress = self._progress
+        step = self._accumulator._kind_of_step(self._accumulator, progress.totals, progress.stats)
+        step._run_log = self._log
+        return step
+
+    def _captured(self) -> dict[str, Any]:
+        progress, state = self._progress, self._options.state
+        users = None if state is None else state()
+        return {MARK: progress.rounds, "totals": dict(progress.totals), "state": users}
+
+    def _take_state(self, received: Any) -> None:
+        if not _is_whole(received):
+            return
+        self._progress.rounds = received[MARK]
+        self._progress.totals = Totals(received["totals"])
+        if self._options.load_state is not None:
+            self._options.load_state(received["state"])
+
+    def _apply_round(self) -> None:
+        accumulator, progress = self._accumulator, self._progress
+        progress.stats = accumulator.get_gradient_stats()
+        self._apply(progress.totals)
+        accumulator.zero_gradients()
+        totals = Totals(progress.totals)  # a step that was given out keeps its own
+        for name, value in progress.stats["counters"].items():
+            totals[name] = totals.get(name, 0) + value
+        progress.totals = totals
+        progress.rounds += 1
+
+    def _is_over(self) -> bool:
+        totals, rounds = self._progress.totals, self._progress.rounds
+        # Before the first round there are no totals to ask about.
+        if self._until is None or not (rounds or totals):
+            return False
+        totals.missed.clear()
+        over = self._until(totals)
+        if not over and totals.missed and rounds >= FEW_ROUNDS and not self._told_of_counters:
+            self._told_of_counters = True
+            _tell_of_missed(totals, rounds)
+        return over
+
+    def _resume(self, saved: dict[str, Any]) -> None:
+        """Takes over what :meth:`_save` has saved."""
+        self._accumulator._progress = Progress(Totals({}))
+        self._take_state(saved["loop"])
+        self._progress.stats = saved["stats"]
+
+    def _save(self, is_wanted: bool) -> None:
+        if is_wanted and self._checkpoint is not None:
+            stats = self._progress.stats
+            known = None if stats is None else dict(stats)
+            self._checkpoint.save({"loop": self._captured(), "stats": known})
 
 
 def _target(until: Until | None) -> dict[str, int]:
@@ -169,7 +268,7 @@ def _target(until: Until | None) -> dict[str, int]:
     return {name: integer_of(least, f"until[{name!r}]") for name, least in given.items()}
 
 
-def _reaches(target: dict[str, int]) -> Callable[[dict[str, int]], bool]:
+def _reaches(target: dict[str, int]) -> Callable[[Totals], bool]:
     return lambda totals: any(totals[name] >= least for name, least in target.items())
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING
 
 from moolink._core import BrokerCore
 from moolink.internal.keywords import names_keywords
 from moolink.rpc import Rpc
+from moolink.rpc.report import define_for_the_job
 
 if TYPE_CHECKING:
     from moolink.tokens import Identity, Key
 
 MEASURE = "moolink.broker/measure"  # takes a value: for `moolink doctor HOST:PORT`
+GROUPS = "moolink.broker/groups"  # returns names of groups with their numbers of members
+_MOST_GROUPS = 64  # of an answer
 
 
 @names_keywords
@@ -65,3 +69,11 @@ class Broker(BrokerCore):
         super().__init__(self.rpc, first=first, owns=rpc is None)
         if rpc is None:
             self.rpc.define(MEASURE, lambda value: None)
+            of = weakref.ref(self)  # a broker without other references is closed
+            define_for_the_job(self.rpc, GROUPS, lambda: _sizes(of()))
+
+
+def _sizes(broker: Broker | None) -> dict[str, int]:
+    if broker is None:
+        return {}
+    return {name: len(broker.members(name)) for name in broker.groups()[:_MOST_GROUPS]}

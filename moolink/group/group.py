@@ -13,7 +13,8 @@ from moolink.data.trees import note_written
 from moolink.errors import AuthError, Closed, TimeoutError
 from moolink.group.collectives import Collective, GroupFuture, Kind
 from moolink.group.device_sums import device_sums
-from moolink.internal import deadlines
+from moolink.group.other_groups import other_groups
+from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
@@ -22,6 +23,8 @@ from moolink.metrics.sources import Value
 from moolink.rpc import Rpc
 
 __all__ = ["Group", "GroupFuture"]
+
+_LOOK_AROUND = 5.0  # seconds without enough members between two looks for other groups
 
 Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
 Op = Reduction | Callable[[Any, Any], Any]
@@ -58,6 +61,7 @@ class Group(Closing):
         self._rpc = rpc
         self._name = name
         self._device_sums = None if make_device_sums is None else make_device_sums(self)
+        self._broker_name = "broker"
         self._callbacks: list[Callable[[Group], None]] = []
         self._is_updated = False  # by the user
         self._is_untold = False  # a change that follow() has taken over
@@ -105,13 +109,30 @@ class Group(Closing):
         count = integer_of(count, "count", least=1)
         deadlines.check(timeout)
         deadline = deadlines.after(timeout)
+        looks = deadlines.after(_LOOK_AROUND)  # at the broker's other groups
+        hint = ""
         self._update()
         while len(self.members()) < count:
-            if not self._core.wait_for_members(count, deadlines.left(deadline)):
-                raise TimeoutError(
-                    f"group {self._name!r} had {len(self.members())} of {count} members after "
-                    f"{timeout:g} s: {self.waiting_for() or 'start the others'}"
-                )
+            left = deadlines.left(deadline)
+            until_look = deadlines.left(looks)
+            is_first = until_look is not None and (left is None or until_look < left)
+            if not self._core.wait_for_members(count, until_look if is_first else left):
+                hint = hint or other_groups(self._rpc, self._broker_name, self._name, count)
+                if not is_first:
+                    why = self.waiting_for() or hint or "start the others"
+                    raise TimeoutError(
+                        f"group {self._name!r} had {len(self.members())} of {count} members after "
+                        f"{timeout:g} s: {why}"
+                    )
+                if hint:
+                    logs.logger.warning(
+                        "group %r has %d of %d members: %s",
+                        self._name,
+                        len(self.members()),
+                        count,
+                        hint,
+                    )
+                looks = None if hint else deadlines.after(_LOOK_AROUND)
             self._update()
 
     def follow(self) -> None:
@@ -180,6 +201,7 @@ class Group(Closing):
     def set_broker_name(self, name: str) -> None:
         """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
         self._core.set_broker_name(name)
+        self._broker_name = name
 
     def all_reduce(
         self,

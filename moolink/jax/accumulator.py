@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Unpack, cast
@@ -17,12 +18,14 @@ from moolink.accumulate import AccumulatorBase
 from moolink.accumulate import training_steps as loops
 from moolink.accumulate.buckets import Description, Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
+from moolink.accumulate.totals import Means, Totals, with_means
 from moolink.group import Group
 from moolink.internal.keywords import names_keywords
 from moolink.jax import arrays
 from moolink.jax.optimizers import load_optimizer_state
 from moolink.jax.optimizers import optimizer_state as common_state
 from moolink.jax.states import plain_tree, tree_like
+from moolink.metrics.run_log import RunLog
 
 
 @names_keywords
@@ -70,7 +73,8 @@ class Accumulator(AccumulatorBase):
     """
 
     framework = "jax"
-    _optimizer_state: Any = None  # while steps() runs
+    _optimizer: Any = None  # of the last steps()
+    _optimizer_state: Any = None
 
     def __init__(
         self,
@@ -204,12 +208,15 @@ class Accumulator(AccumulatorBase):
         optimizer: Any,
         *,
         optimizer_state: Any = None,
-        learning_rate: Callable[[dict[str, int]], float] | None = None,
+        learning_rate: Callable[[Totals], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
         until: loops.Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        log: str | os.PathLike[str] | RunLog | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted::
 
@@ -226,22 +233,31 @@ class Accumulator(AccumulatorBase):
             optimizer: an ``optax.GradientTransformation``, or anything with its
                 ``init(parameters)`` and ``update(gradients, state, parameters)``; the same at
                 every member.
-            optimizer_state: that of a checkpoint; None: ``optimizer.init(parameters)``.
+            optimizer_state: that of a checkpoint; None: that of the loop before with this
+                optimizer, or ``optimizer.init(parameters)``.
             learning_rate: returns a factor of a round's updates from the totals of the rounds
                 before it, which are equal at every member: with ``optax.adam(1.0)``, the rate.
             state: returns the newcomers' further state: a plain tree, or any pytree.
             load_state: takes it, as a plain tree.
             until: ends the iteration when true of the counters' totals; or totals, such as
                 ``{"steps": 1_000_000}``, of which one has to be reached.
-            totals: those of a checkpoint.
+            totals: those of a checkpoint; None: those of this accumulator's loop before.
             idle: called while the loop waits; an exception of it ends the loop.
+            checkpoint: path of a file in which the leader keeps the model, the optimizer, the
+                totals and ``state()``. If there is one, this call takes them over, so call it
+                before ``connect()``.
+            every: seconds between two times that it is written; it is also written at the end.
+            log: where ``step.log()`` writes: a folder, for ``log.csv``, or a
+                :class:`moolink.metrics.RunLog`.
         """
+        if optimizer_state is None and optimizer is self._optimizer:
+            optimizer_state = self._optimizer_state  # of the loop before
         if optimizer_state is None:
             optimizer_state = optimizer.init(self.parameters())
-        self._optimizer_state = optimizer_state
+        self._optimizer, self._optimizer_state = optimizer, optimizer_state
         update = jax.jit(partial(_optimize, optimizer))
 
-        def apply(totals: dict[str, int]) -> None:
+        def apply(totals: Totals) -> None:
             rate = 1.0 if learning_rate is None else learning_rate(totals)
             parameters, self._optimizer_state = update(
                 self.parameters(), self._optimizer_state, self.gradients(), rate
@@ -264,15 +280,8 @@ class Accumulator(AccumulatorBase):
             if load_state is not None:
                 load_state(received["users"])
 
-        return loops.training_steps(
-            self,
-            apply,
-            state=capture,
-            load_state=install,
-            until=until,
-            first_totals=totals,
-            idle=idle,
-        )
+        options = loops.LoopOptions(capture, install, until, totals, idle, checkpoint, every, log)
+        return loops.training_steps(self, apply, options)
 
     def training_steps(self, apply: Callable[[], None], **options: Any) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted, with steps as
@@ -384,22 +393,33 @@ class TrainingStep(loops.TrainingStep):
 
     _accumulator: Accumulator
 
-    def __init__(self, accumulator: Any, totals: dict[str, int], stats: Any) -> None:
+    def __init__(self, accumulator: Any, totals: Totals, stats: Any) -> None:
         super().__init__(accumulator, totals, stats)
         self.parameters = accumulator.parameters()
         self.optimizer_state = accumulator._optimizer_state
 
     def reduce(  # type: ignore[override]
-        self, gradients: Any, batch_size: int, counters: Mapping[str, int] | None = None
+        self,
+        gradients: Any,
+        batch_size: int,
+        counters: Mapping[str, int] | None = None,
+        means: Means | None = None,
     ) -> None:
         """Contributes gradients, once a turn; as the accumulator's ``reduce_gradients``.
+
+        Args:
+            gradients: pytree as the parameters are; None in place of a leaf counts as zero.
+            batch_size: the weight of this contribution in the mean of the gradients, at least 1.
+            counters: integers summed exactly over the round's contributions.
+            means: numbers, or iterables of any number of numbers, of which ``totals.mean(name)`` is
+                the mean over all contributions.
 
         Raises:
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
         self._require_first("reduce")
-        self._accumulator.reduce_gradients(gradients, batch_size, counters)
+        self._accumulator.reduce_gradients(gradients, batch_size, with_means(counters, means))
         self._reduced = True
 
 

@@ -10,10 +10,14 @@ its groups and gives them to Prometheus: docs/metrics.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from moolink.metrics.family import Family, HistogramValue, Sample
 from moolink.metrics.registry import Counter, Gauge, Histogram, Registry
 from moolink.metrics.sources import Sources
+
+if TYPE_CHECKING:
+    from moolink.metrics.run_log import RunLog
 
 __all__ = [
     "Counter",
@@ -21,6 +25,7 @@ __all__ = [
     "Gauge",
     "Histogram",
     "HistogramValue",
+    "RunLog",
     "Sample",
     "collect",
     "counter",
@@ -30,6 +35,14 @@ __all__ = [
 
 registry = Registry()
 sources = Sources()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RunLog":  # loaded at first use: most programs have none
+        from moolink.metrics.run_log import RunLog
+
+        return RunLog
+    raise AttributeError(f"module 'moolink.metrics' has no attribute {name!r}")
 
 
 def counter(name: str, /, help: str = "", **labels: str) -> Counter:

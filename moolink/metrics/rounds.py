@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from moolink.errors import Closed
+from moolink.internal import logs
 from moolink.metrics.registry import BOUNDS, Histogram, Registry
 from moolink.metrics.sources import Value
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _KEPT = 64  # rounds
 _LONGEST = 400  # characters of the text that says why the leader waits
+_SHORT = 10.0  # seconds, at least, in which contributions of a round come, before it is said
+_AGAIN = 3  # times as long, until it is said again
 PHASES: tuple[Literal["gather", "reduce", "deliver"], ...] = ("gather", "reduce", "deliver")
 
 
@@ -53,11 +56,42 @@ class Rounds:
         self._own: dict[str, int] = {}
         self.totals: Mapping[str, int] = {}  # of the loop: those of the whole job
         self.target: Mapping[str, int] = {}  # of these totals, if the loop has one
+        self._virtual_batch_size = 1
+        self._contributed = 0  # batch of this peer since the last round
+        self._since = 0.0  # time of the first contribution since then
+        self._told_after = 0.0  # seconds since that time, after which the leader warned; 0: not yet
 
-    def contributed(self, counters: Mapping[str, int]) -> None:
-        """Notes the counters of a contribution of this peer."""
+    def set_virtual_batch_size(self, size: int) -> None:
+        self._virtual_batch_size = size
+
+    def contributed(self, batch_size: int, counters: Mapping[str, int]) -> None:
+        """Notes a contribution of this peer. The leader warns if many make no round."""
         for name, value in counters.items():
             self._own[name] = self._own.get(name, 0) + value
+        if self._contributed == 0:
+            self._since = time.monotonic()
+        self._contributed += batch_size
+        seconds = self._short_for()
+        if seconds > _AGAIN * self._told_after and self._core.is_leader():
+            self._told_after = seconds
+            logs.logger.warning("%s", self._shortfall(seconds))
+
+    def _short_for(self) -> float:
+        """Seconds for which contributions have come without a round; 0: not remarkably long."""
+        if self._contributed == 0:
+            return 0.0
+        seconds = time.monotonic() - self._since
+        return seconds if seconds > _SHORT and seconds > 3 * self._typical() else 0.0
+
+    def _shortfall(self, seconds: float) -> str:
+        return (
+            f"the virtual batch size is not reached for {seconds:.0f} s: this peer has contributed "
+            f"{self._contributed:,} of {self._virtual_batch_size:,}; if this is not intended, call "
+            "set_virtual_batch_size() with less, or contribute larger batches"
+        )
+
+    def _typical(self) -> float:
+        return statistics.median(one.seconds for one in self._last) if self._last else 0.0
 
     def add(self) -> None:
         """Notes the round that was taken from the core just now."""
@@ -66,6 +100,7 @@ class Rounds:
         if self._before is not None:
             self._seconds.observe(seconds)
         self._before = now
+        self._contributed, self._told_after = 0, 0.0
         phases = stats["phase_seconds"]
         for phase, histogram in self._phases.items():
             if (seconds_of := phases[phase]) is not None:
@@ -93,6 +128,8 @@ class Rounds:
         try:
             stats, leads, last = self._core.stats(), self._core.is_leader(), list(self._last)
             idle, still, awaited = (0.0, 0.0, "") if self.is_over else self._core.activity()
+            if not self.is_over and (seconds := self._short_for()):
+                still, awaited = seconds, self._shortfall(seconds)
             return {
                 **self._labels,
                 "role": "leader" if leads else self._role,
@@ -104,7 +141,7 @@ class Rounds:
                 "awaited": awaited[:_LONGEST],
                 "totals": dict(self.totals),
                 "target": dict(self.target),
-                "typical": statistics.median(one.seconds for one in last) if last else 0.0,
+                "typical": self._typical(),
                 # Members apply the rounds of the leader, so that its own are enough.
                 "rounds": [tuple(one) for one in last] if leads else [],
             }

@@ -74,6 +74,8 @@ class Rpc(RpcCore):
         )
         self.key_group = proof.keys[0].group if proof.keys else ""
         """The group whose key this peer holds, and to which it is confined; "": none."""
+        self.was_connected = False
+        """Whether :meth:`connect` has been called."""
         sources.add(self, self)
 
     def connect(self, address: str) -> None:
@@ -90,6 +92,7 @@ class Rpc(RpcCore):
                 "connect to place().start_broker()"
             )
         super().connect(serving.text_of(address, "address"))
+        self.was_connected = True
         report.serve(self)
 
     def define(

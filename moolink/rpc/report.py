@@ -11,6 +11,7 @@ import secrets
 import shlex
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from moolink import metrics
@@ -56,12 +57,15 @@ def serve(rpc: Rpc) -> None:
         return
     of = weakref.ref(rpc)  # a peer without other references is closed
     # The report of a peer of the whole job contains names and addresses of all groups.
+    define_for_the_job(rpc, REPORT, lambda: _report(of()))
+    define_for_the_job(rpc, EXPLAIN, lambda peer: _explain(of(), serving.text_of(peer, "peer")))
+
+
+def define_for_the_job(rpc: Rpc, name: str, function: Callable[..., Any]) -> None:
+    """Defines a function that those peers may call that hold the same key as this one."""
     audience = rpc.key_group or _ONLY_THE_JOB
-    rpc._define_confined(REPORT, lambda reply: serving.answer(reply, _report(of())), audience)
     rpc._define_confined(
-        EXPLAIN,
-        lambda reply, peer: serving.answer(reply, _explain(of(), serving.text_of(peer, "peer"))),
-        audience,
+        name, lambda reply, *given: serving.answer(reply, function(*given)), audience
     )
 
 

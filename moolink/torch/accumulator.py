@@ -18,11 +18,18 @@ from moolink._core import TensorLayouts, check_array, copy_to_host
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.buckets import Section, layout, sections
 from moolink.accumulate.options import AccumulatorOptions
-from moolink.accumulate.training_steps import Until, checked_loop_state, training_steps
+from moolink.accumulate.totals import Totals
+from moolink.accumulate.training_steps import (
+    LoopOptions,
+    Until,
+    checked_loop_state,
+    training_steps,
+)
 from moolink.group import Group
 from moolink.internal import logs
 from moolink.internal.keywords import names_keywords
 from moolink.internal.repeated import Repeated
+from moolink.metrics.run_log import RunLog
 from moolink.torch.backward import TrainingStep, reduce_during_backward
 from moolink.torch.optimizers import (
     load_optimizer_state,
@@ -151,12 +158,15 @@ class Accumulator(AccumulatorBase):
         optimizer: torch.optim.Optimizer,
         *,
         scheduler: Any = None,
-        learning_rate: Callable[[dict[str, int]], float] | None = None,
+        learning_rate: Callable[[Totals], float] | None = None,
         state: Callable[[], Any] | None = None,
         load_state: Callable[[Any], None] | None = None,
         until: Until | None = None,
         totals: Mapping[str, int] | None = None,
         idle: Callable[[], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        log: str | os.PathLike[str] | RunLog | None = None,
     ) -> Iterator[TrainingStep]:
         """Iterates over the turns of a training loop in which gradients are wanted::
 
@@ -181,17 +191,26 @@ class Accumulator(AccumulatorBase):
             load_state: takes it.
             until: ends the iteration when true of the counters' totals; or totals, such as
                 ``{"steps": 1_000_000}``, of which one has to be reached.
-            totals: those of a checkpoint.
+            totals: those of a checkpoint; None: those of this accumulator's loop before.
             idle: called while the loop waits; an exception of it ends the loop.
+            checkpoint: path of a file in which the leader keeps the model, the optimizer, the
+                totals and ``state()``. If there is one, this call takes them over, so call it
+                before ``connect()``.
+            every: seconds between two times that it is written; it is also written at the end.
+            log: where ``step.log()`` writes: a folder, for ``log.csv``, or a
+                :class:`moolink.metrics.RunLog`.
 
         Raises:
             TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
+            ValueError: the optimizer has none of this accumulator's parameters.
+            moolink.FileError: the checkpoint is damaged, or of another model or loop.
+            RuntimeError: ``connect()`` was called before, with ``checkpoint``.
         """
         self._check_optimizer(optimizer)
         if scheduler is not None:
             _require_plain_step(scheduler)
 
-        def apply(totals: dict[str, int]) -> None:
+        def apply(totals: Totals) -> None:
             if learning_rate is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(totals)
@@ -223,15 +242,8 @@ class Accumulator(AccumulatorBase):
             if load_state is not None:
                 load_state(received["users"])
 
-        return training_steps(
-            self,
-            apply,
-            state=capture,
-            load_state=install,
-            until=until,
-            first_totals=totals,
-            idle=idle,
-        )
+        options = LoopOptions(capture, install, until, totals, idle, checkpoint, every, log)
+        return training_steps(self, apply, options)
 
     def reduce_during_backward(
         self, batch_size: int, counters: Mapping[str, int] | None = None
@@ -271,11 +283,11 @@ class Accumulator(AccumulatorBase):
         theirs = {id(p) for p in given if p.requires_grad}
         mine = {id(p) for p in self._reduced}
         if not mine & theirs:
-            logs.logger.warning(
-                "the optimizer has none of the accumulator's parameters: unless it copies them "
-                "itself, make it of the same model.parameters()"
+            raise ValueError(
+                "the optimizer has none of the accumulator's parameters, so no round would change "
+                "the model: make it of the same model.parameters(). (If it keeps copies of them, "
+                "apply the rounds yourself: training_steps(apply))"
             )
-            return
         if missing := len(mine - theirs):
             logs.logger.warning(
                 "the optimizer does not change %d of the accumulator's %d parameters",
@@ -353,7 +365,8 @@ class Accumulator(AccumulatorBase):
 
     def _gather(self, batch_size: int, clear: bool) -> bool:
         if self._may_be_forgotten() and not self._any_gradient():
-            self._warn_without_gradients()
+            ends = self._ends_gradients()
+            self._warn_without_gradients(ends != self._ends_left and any(ends))
         if self._viewed and not clear and not self._gather_all(1, clear):
             return False  # found before gradients are scaled in their places
         try:
@@ -364,12 +377,16 @@ class Accumulator(AccumulatorBase):
         self._ends_left = self._ends_gradients()
         return finite
 
-    def _warn_without_gradients(self) -> None:
-        self._without_gradients.warn(
-            "no parameter has a gradient since the last round, so zeros are contributed: call "
-            "backward() before step.reduce() (reduce_gradients()), or step.skip() "
-            "(skip_gradients()) to contribute nothing"
-        )
+    def _warn_without_gradients(self, written: bool) -> None:
+        """All gradients are zero or missing. `written`: since the last round, by backward() or by
+        zero_grad()."""
+        if written:
+            what = "all gradients are zero: does the loss depend on the parameters (or is it "
+            what += "constant, detached, times 0), or was backward() forgotten? Call "
+        else:
+            what = "no parameter has a gradient since the last round, so zeros are contributed: "
+            what += "call backward() before step.reduce() (reduce_gradients()), or "
+        self._without_gradients.warn(f"{what}step.skip() (skip_gradients()) to contribute nothing")
 
     def _may_be_forgotten(self) -> bool:
         """Whether to search for a gradient. backward() nearly always writes to the gradient of the

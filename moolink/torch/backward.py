@@ -13,6 +13,7 @@ from moolink._core import Lock, check_array
 from moolink.accumulate import training_steps
 from moolink.accumulate.buckets import Section
 from moolink.accumulate.checks import checked_batch_size, checked_counters
+from moolink.accumulate.totals import Means, with_means
 from moolink.errors import Closed
 from moolink.internal.keywords import names_keywords
 from moolink.torch.tensors import writes
@@ -43,6 +44,7 @@ class BackwardGather:
         self._told = 0  # bytes
         self._lock = Lock()  # backward() calls from several threads
         self.any_computed = False  # a gradient, on any device
+        self.finite = True  # all gradients so far
 
     def watch(self, hooks: contextlib.ExitStack) -> None:
         """Has autograd call this object for each parameter, until the stack is closed."""
@@ -70,12 +72,15 @@ class BackwardGather:
             return  # finish() waits for a device once
         check_array(gradient, f"the gradient of parameters[{self._places[number][1][0]}]")
         section, place = self._places[number]
-        self._accumulator._gather_places(section, [place], self._batch_size, clear=False)
+        self.finite &= self._gather(section, [place])
         self._filled[number] = True
         if id(parameter) in self._viewed:
             parameter.grad = None  # the other members read the bucket
         self._writes[number] = writes(parameter.grad)
         self._tell()
+
+    def _gather(self, section: Section, places: list[tuple[int, int, int]]) -> bool:
+        return self._accumulator._gather_places(section, places, self._batch_size, clear=False)
 
     def _tell(self) -> None:
         while self._next < len(self._places) and self._filled[self._next]:
@@ -110,7 +115,7 @@ class BackwardGather:
                 if its_section is section and not filled
             ]
             if rest:
-                self._accumulator._gather_places(section, rest, self._batch_size, clear=False)
+                self.finite &= self._gather(section, rest)
         self._accumulator._core.written(self._accumulator._sections[-1].end)
 
 
@@ -126,14 +131,16 @@ def reduce_during_backward(
     try:
         accumulator._in_backward = True
         accumulator._core.offer_unwritten(batch_size, sums)
-        accumulator._rounds.contributed(sums)
         with contextlib.ExitStack() as hooks:
             gather.watch(hooks)
             yield
         accumulator._validate()
         if not gather.any_computed and not accumulator._any_gradient():
-            accumulator._warn_without_gradients()
+            accumulator._warn_without_gradients(written=False)
         gather.finish()
+        accumulator._rounds.contributed(batch_size, sums)
+        if not gather.finite:
+            accumulator._tell_of_nonfinite()
     except BaseException:
         with contextlib.suppress(Closed):  # a closed accumulator contributes nothing
             accumulator._core.withdraw()
@@ -152,12 +159,16 @@ class TrainingStep(training_steps.TrainingStep):
 
     @contextlib.contextmanager
     def reduce_during_backward(
-        self, batch_size: int, counters: Mapping[str, int] | None = None
+        self,
+        batch_size: int,
+        counters: Mapping[str, int] | None = None,
+        means: Means | None = None,
     ) -> Iterator[None]:
         """Contributes the gradients that ``backward()`` computes in the block, each as soon as it
         is there, once a turn; as the accumulator's
-        :meth:`~moolink.torch.Accumulator.reduce_during_backward`."""
+        :meth:`~moolink.torch.Accumulator.reduce_during_backward`, with ``means`` as in
+        :meth:`reduce`."""
         self._require_first("reduce_during_backward")
-        with self._accumulator.reduce_during_backward(batch_size, counters):
+        with self._accumulator.reduce_during_backward(batch_size, with_means(counters, means)):
             yield
         self._reduced = True

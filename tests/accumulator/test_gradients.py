@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moolink.internal import repeated
+from moolink.metrics import rounds
 from tests.accumulator.loops import Make, connect, failed, parameters, pump, reduce_round
 from tests.waiting import until
 
@@ -52,6 +53,96 @@ def test_nan_gradients_travel_as_they_are(make: Make) -> None:
     assert all(torch.isnan(p.grad).all() for p in model)
 
 
+def test_nan_gradients_are_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    for _ in range(2):
+        connect([peer])
+        for p in model:
+            p.grad = torch.full_like(p, float("inf"))
+        reduce_round([peer], [(model, 1)])
+        peer.zero_gradients()
+    connect([peer])
+    with peer.reduce_during_backward(1):
+        (model[0].sum() * float("nan")).backward()
+    (told,) = [record.message for record in caplog.records if "infinite" in record.message]
+    assert told.startswith("gradients of version 0 are NaN or infinite, and are averaged like")
+
+
+def test_nan_gradients_of_a_backward_are_told(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+    with peer.reduce_during_backward(1):
+        (model[1].sum() * float("nan")).backward()
+    assert "gradients of version 0 are NaN or infinite" in caplog.text
+
+
+def test_gradients_that_are_all_zero_are_called_that(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = parameters()
+    peer = make("alone", model)
+    connect([peer])
+    sum(0.0 * p.sum() for p in model).backward()
+    reduce_round([peer], [(model, 1)])
+    assert "all gradients are zero: does the loss depend on the parameters" in caplog.text
+    assert "no parameter has a gradient" not in caplog.text
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_virtual_batch_size_that_is_not_reached_is_told(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now)
+    models = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", model) for i, model in enumerate(models)]
+    for peer in peers:
+        peer.set_virtual_batch_size(1_000_000)
+    connect(peers)
+    (index,) = [i for i, peer in enumerate(peers) if peer.is_leader() is leads]
+    peer, model = peers[index], models[index]
+    told = []
+    for seconds in (0, 9, 2, 11, 20):
+        now += seconds
+        until(lambda: pump(peers) or peer.wants_gradients(), "the next turn")
+        model[0].grad = torch.ones_like(model[0])
+        caplog.clear()
+        peer.reduce_gradients(1000)
+        told.append([r.message for r in caplog.records if "virtual batch" in r.message])
+    report = peer._rounds.report()
+    assert report is not None
+    assert report["still"] == 42
+    assert "this peer has contributed 5,000 of 1,000,000" in report["awaited"]
+    if leads:
+        assert [len(lines) for lines in told] == [0, 0, 1, 0, 1]
+        assert told[2][0].startswith(
+            "the virtual batch size is not reached for 11 s: this peer has contributed 3,000 of "
+            "1,000,000; "
+        )
+    else:
+        assert not any(told), "the leader says it"
+
+
+def test_a_round_ends_the_wait_for_the_virtual_batch_size(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now)
+    model = parameters()
+    peer = make("alone", model)
+    peer.set_virtual_batch_size(2)
+    connect([peer])
+    peer.reduce_gradients(1)
+    now += 60
+    until(lambda: pump([peer]) or peer.wants_gradients(), "the next turn")
+    reduce_round([peer], [(model, 1)])
+    report = peer._rounds.report()
+    assert report is not None
+    assert "virtual batch" not in report["awaited"]
+
+
 def test_zeros_of_a_model_without_gradients_are_told(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,7 +179,7 @@ def test_a_forgotten_backward_beside_zero_grad(
         reduce_round([peer], [(model, 1)])
         peer.zero_gradients()
         now += 1000
-        told += "no parameter has a gradient" in caplog.text
+        told += "to contribute nothing" in caplog.text
     assert told == (130 if to_none else 3), "each time, or as often as is looked"
 
 

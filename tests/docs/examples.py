@@ -18,14 +18,16 @@ def examples_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def run_example(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs an example in an interpreter of its own; it must end without an error."""
+def run_example(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs an example in an interpreter of its own; it must end without an error. `folder`: the
+    working directory of one that writes files."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=PROCESS_LIMIT,
         check=False,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -208,6 +208,32 @@ def test_a_peer_of_several_under_pdb(tmp_path: Path) -> None:
                 assert "ends at version 10" in peer.communicate(timeout=PROCESS_LIMIT)[0]
 
 
+def test_a_resumed_script(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    save(tmp_path, "checkpoints", ["learner.py", "by_hand.py"])
+    page = (ROOT / "docs/tutorials/checkpoints.md").read_text()
+    commands = re.findall(r"^    moolink (run .*)$", page, re.MULTILINE)
+    assert len(commands) == 2
+
+    def versions(command: str) -> list[str]:
+        with started(tmp_path, ["-m", "moolink", *command.split()]) as (job,):
+            output, _ = job.communicate(timeout=PROCESS_LIMIT)
+            assert job.returncode == 0, output
+        return sorted(re.findall(r"(begins at version \d+|ends at version \d+)", output))
+
+    first, second = commands
+    assert versions(first) == ["begins at version 0"] * 2 + ["ends at version 50"] * 2
+    assert versions(second) == ["begins at version 50"] * 2 + ["ends at version 100"] * 2
+    assert versions(second) == ["begins at version 100"] * 2 + ["ends at version 100"] * 2
+
+
+def test_a_script_resumed_by_hand(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    *_, code = examples_of("docs/tutorials/checkpoints.md")
+    assert run_example(code, tmp_path).stdout == "10\n"
+    assert run_example(code, tmp_path).stdout == "15\n", "it was saved at version 5"
+
+
 def test_torch_and_jax(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("jax")

@@ -66,6 +66,27 @@ def test_waiting_for_members(join: Join) -> None:
     assert first.members() == ["first", "second", "third"]
 
 
+def test_two_groups_that_wait_for_each_others_members(
+    join: Join, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moolink.group.group._LOOK_AROUND", 0.01)
+    a, b = join("a", "one"), join("b", "tow")
+    for group in (a, b):
+        group.wait_for_members(1, 20)
+    with pytest.raises(moolink.TimeoutError, match="the broker also has group 'tow' with 1 member"):
+        a.wait_for_members(2, 0.2)
+    assert (
+        "group 'one' has 1 of 2 members: the broker also has group 'tow' with 1 member: give all "
+        "peers of a job the same group's name"
+    ) in caplog.messages
+    with pytest.raises(moolink.TimeoutError, match="group 'one' with 1 member"):
+        b.wait_for_members(2, 0)
+    second = join("another", "tow")
+    second.wait_for_members(2, 20)
+    with pytest.raises(moolink.TimeoutError, match="start the others"):
+        a.wait_for_members(2, 0)  # the other one has all of its members
+
+
 def test_closing_a_group_ends_the_waits_for_members(join: Join) -> None:
     group = join("alone")
     group.wait_for_members(1, 20)

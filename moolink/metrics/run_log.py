@@ -1,0 +1,171 @@
+"""The log of a run: rows of numbers, as CSV and for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+from moolink import files
+from moolink.errors import FileError
+
+if TYPE_CHECKING:
+    import os
+
+    from moolink.accumulate.totals import Totals
+
+_MOST_BYTES = 1 << 28
+_FIRST = ("seconds", "version")
+
+Row = dict[str, float | int | None]
+
+
+class RunLog:
+    """Rows of numbers, in ``log.csv`` of a folder, and on request elsewhere. ``step.log()`` of a
+    training loop writes them at the leader.
+
+    If the folder has a log, it goes on: rows of the row's version and later ones, which belong to
+    a job that was begun anew or resumed from an earlier checkpoint, are removed.
+
+    Args:
+        folder: is made if need be.
+        tensorboard: whether TensorBoard's files are written into ``folder``, too.
+        wandb: the project of Weights & Biases that gets the rows, too.
+        x: the counter that is the x axis there; None: the model's version.
+
+    Raises:
+        ModuleNotFoundError: the package that ``tensorboard`` or ``wandb`` needs is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tensorboard: bool = False,
+        wandb: str | None = None,
+        x: str | None = None,
+    ) -> None:
+        self.path = Path(folder) / "log.csv"
+        if tensorboard:
+            _require("tensorboard", "tensorboard=True")
+        if wandb is not None:
+            _require("wandb", f"wandb={wandb!r}")
+        self._wants_tensorboard, self._project, self._x = tensorboard, wandb, x
+        self._columns: list[str] | None = None  # None: no row has been written
+        self._started = time.monotonic()
+        self._before: Totals | None = None
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+
+    def write(
+        self,
+        version: int,
+        totals: Totals,
+        values: Mapping[str, SupportsFloat | None] | None = None,
+    ) -> None:
+        """Writes a row: seconds, version, totals, means over the rounds since the row before, and
+        values, which may be None.
+
+        Raises:
+            moolink.FileError: ``log.csv`` is there, and is no such log.
+            OSError: it cannot be written.
+        """
+        if self._columns is None:
+            self._begin(version)
+        row: Row = {"seconds": round(time.monotonic() - self._started, 3), "version": version}
+        row |= totals.counters()
+        row |= totals.means(self._before)
+        row |= {name: _plain(value) for name, value in (values or {}).items()}
+        self._before = totals
+        self._append(row)
+        self._show(version if self._x is None else totals[self._x], row)
+
+    def close(self) -> None:
+        """Ends the files of TensorBoard and the run of Weights & Biases."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+        self._tensorboard = self._wandb = None
+
+    def _begin(self, version: int) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row for row in self._rows() if int(row["version"]) < version]
+        self._columns = list(dict.fromkeys([*_FIRST, *(name for row in rows for name in row)]))
+        self._rewrite(rows)
+        if rows:
+            self._started -= float(rows[-1]["seconds"])
+        # Imported here: only the leader needs them, and they take half a second.
+        if self._wants_tensorboard:
+            from tensorboard.summary import Writer
+
+            self._tensorboard = Writer(str(self.path.parent))
+        if self._project is not None:
+            import wandb
+
+            self._wandb = wandb.init(project=self._project, dir=str(self.path.parent))
+
+    def _append(self, row: Row) -> None:
+        assert self._columns is not None
+        if more := [name for name in row if name not in self._columns]:
+            rows = self._rows()
+            self._columns += more
+            self._rewrite(rows)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _show(self, x: int, row: Row) -> None:
+        known = {k: v for k, v in row.items() if v is not None and k != self._x}
+        if self._tensorboard is not None:
+            for name, value in known.items():
+                if math.isfinite(value):
+                    self._tensorboard.add_scalar(name, value, step=x)
+            self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(known, step=x)
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The rows of the file, without one that a killed process has left unfinished."""
+        if not self.path.exists():
+            return []
+        text = files.read_text(self.path, "a log of a run", _MOST_BYTES)
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        try:
+            rows = list(reader)
+            for row in rows:
+                int(row["version"])
+                float(row["seconds"])
+        except (csv.Error, KeyError, TypeError, ValueError):
+            raise FileError(
+                f"{self.path} is no log of a training loop: move it away, or log to another folder",
+                path=str(self.path),
+            ) from None
+        return rows
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        assert self._columns is not None
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        with files.written(self.path) as file:
+            file.write(text.getvalue().encode())
+
+
+def _plain(value: SupportsFloat | None) -> float | None:
+    if value is None:
+        return None
+    # item(): torch warns of float() of a tensor with gradients.
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _require(package: str, option: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{option} needs the package {package}: pip install {package}", name=package
+        )
