@@ -180,7 +180,7 @@ class _Loop:
                 accumulator._rounds.is_over = True
                 self._save(accumulator.is_leader())
                 return
-            connected = accumulator.connected()  # before the update, which then knows the leader
+            was_connected = accumulator.connected()
             take_news(accumulator.update)
             if accumulator.wants_state():
                 accumulator.set_state(self._captured())
@@ -189,8 +189,10 @@ class _Loop:
             if has_round := accumulator.has_gradients():
                 self._apply_round()
             changed = has_state or has_round
-            begins = connected and not is_asked
-            is_asked = is_asked or begins
+            begins = was_connected and not is_asked  # the update has told it the leader
+            is_asked = is_asked or begins or changed
+            if not is_asked and accumulator.connected():
+                continue
             if over := (changed or begins) and self._is_over():
                 continue
             self._save(self._checkpoint is not None and self._checkpoint.is_due())
