@@ -22,7 +22,7 @@ def is_jax(value: object) -> bool:
     return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
 
 
-def check_copied(value: object, name: str, device: str) -> None:
+def check_copied(value: Any, name: str, device: str) -> None:
     """Raises TypeError, as `check_array` does, for an array that cannot be copied to ``device``.
 
     Within a device that moolink does not read (mps, xpu, meta) torch copies its own tensors.
