@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -12,6 +12,8 @@ from moolink._core import check_array
 from moolink.data.frameworks import as_numpy, is_torch
 from moolink.env_pool.spaces import leaves, map_tree
 from moolink.errors import Error
+from moolink.metrics import sources
+from moolink.metrics.sources import Value
 
 Array: TypeAlias = Any  # of numpy, or of the environments' own framework, on their device
 Step: TypeAlias = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -84,6 +86,12 @@ class _Adapter:
         self.single_observation_space = envs.single_observation_space
         self.single_action_space = envs.single_action_space
         self._last: npt.NDArray[Any] = np.arange(num_envs)
+        spec = getattr(envs, "spec", None)
+        self.environment = str(getattr(spec, "id", None) or "")  # for the dashboard
+        sources.add(self)
+
+    def _metrics(self) -> Iterable[Value]:
+        return ()
 
     def _require_last(self, env_ids: Any) -> None:
         if env_ids is not None and not np.array_equal(env_ids, self._last):
@@ -93,6 +101,7 @@ class _Adapter:
             )
 
     def close(self) -> None:
+        sources.remove(self)
         self._envs.close()
 
 

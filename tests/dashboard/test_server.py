@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +22,7 @@ import moolink
 from moolink import tokens
 from moolink.dashboard.access import Access
 from moolink.dashboard.server import Dashboard
+from moolink.rpc.report import _environments
 from tests import waiting
 from tests.dashboard.dashboards import NotLocal, Served, get
 from tests.waiting import PROCESS_LIMIT
@@ -56,6 +58,13 @@ def test_a_peer_needs_no_group(served: Served) -> None:
         served.wait_for({"actor": "up"})
         assert served.job()["members"][0]["groups"] == []
     served.wait_for({"actor": "left"})
+
+
+def test_environments_of_other_libraries_are_told_too() -> None:
+    envs = moolink.drive(gymnasium.make_vec("CartPole-v1", 2))
+    with moolink.Rpc() as rpc:
+        assert "CartPole-v1" in _environments(rpc)
+    envs.close()
 
 
 SCRIPT = """
