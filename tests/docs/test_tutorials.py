@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import difflib
+import inspect
 import os
 import re
 import subprocess
@@ -232,6 +236,56 @@ def test_a_script_resumed_by_hand(tmp_path: Path) -> None:
     *_, code = examples_of("docs/tutorials/checkpoints.md")
     assert run_example(code, tmp_path).stdout == "10\n"
     assert run_example(code, tmp_path).stdout == "15\n", "it was saved at version 5"
+
+
+def ppo(directory: Path, command: list[str], steps: str) -> list[str]:
+    """Trains as the page does; returns the steps of each line."""
+    save(directory, "ppo", ["ppo.py", "peers.py"])
+    with started(directory, [*command, steps], OMP_NUM_THREADS="1") as (job,):
+        output, _ = job.communicate(timeout=PROCESS_LIMIT)
+        assert job.returncode == 0, output
+    return re.findall(r"(\d+) steps: \d+ an episode", output)
+
+
+def test_a_ppo_of_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert ppo(tmp_path, ["ppo.py"], "1024") == ["512", "1024"]
+
+
+def test_the_ppo_on_two_peers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = ppo(tmp_path, ["-m", "moolink", "run", "-n", "2", "peers.py"], "2048")
+    assert {"512", "1024"} <= {*lines}
+    assert len(lines) >= 4, "two rollouts of each"
+
+
+def test_the_ppo_on_peers_has_fifteen_lines_more() -> None:
+    one, several = examples_of("docs/tutorials/ppo.md")
+    changes = list(difflib.ndiff(one.splitlines(), several.splitlines()))
+    added = [line[2:] for line in changes if line.startswith("+ ") and line.strip() != "+"]
+    assert len(added) <= 15
+    page = (ROOT / "docs/tutorials/ppo.md").read_text()
+    (shown,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    assert re.findall(r"^\+(.+)$", shown, re.MULTILINE) == added
+
+
+def test_the_cells_of_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Jupyter runs them: in one namespace and one event loop, where cells may await."""
+    pytest.importorskip("torch")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+
+    async def run() -> None:
+        for number, cell in enumerate(examples_of("docs/tutorials/notebooks.md")):
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(cell, f"cell {number}", "exec", flags, dont_inherit=True)
+            if inspect.iscoroutine(result := eval(code, namespace)):
+                await result
+
+    asyncio.run(run())
+    *calls, first, second = capsys.readouterr().out.splitlines()
+    assert calls == ["42.0", "8.0", "9.0"]
+    assert first.startswith("version 10: loss ")
+    assert second.startswith("version 20: loss ")
 
 
 def test_torch_and_jax(tmp_path: Path) -> None:
