@@ -49,8 +49,8 @@ class Options:
     function with a parameter `num_envs` makes a vector environment of any library that
     `moolink.drive` takes."""
     mode: Literal["train", "evaluate"] = "train"
-    """`evaluate` plays with the likeliest actions from a run's checkpoint and prints returns. The
-    environment and the network are those of the run."""
+    """`evaluate` plays episodes from a run's checkpoint, and prints and writes statistics of their
+    returns. The environment and the network are those of the run."""
     total_steps: int = 1_000_000
     """Length of the job in steps of all peers' environments. The learning rate falls linearly to 0
     over it."""
@@ -76,6 +76,9 @@ class Options:
     """Seconds between two checkpoints. The last one is written when the job ends."""
     episodes: int = 100
     """Number of episodes of an evaluation."""
+    greedy: bool = True
+    """Evaluate with the likeliest actions; else with sampled ones, as in training. The presets of
+    policy gradients for Atari sample."""
 
     num_envs: int = 32
     """Environments of this peer. The default shares them out among the peers."""
@@ -301,6 +304,7 @@ class ImpalaOptions(GroupOptions):
             # Rounds of 4 unrolls instead of 8 cost a tenth of the speed, and need fewer steps.
             self.batch_size = 4
             self.entropy_cost, self.clip_reward, self.episodic_life = 0.005, True, True
+            self.greedy = False  # the likeliest action may never serve the ball
             if self.frame_size >= 64:
                 self.num_envs = 64  # inference for few frames of this size is slow
         elif self.env_id.endswith("Catch-v0"):
@@ -356,6 +360,7 @@ class PpoOptions(GroupOptions):
             self.total_steps, self.hidden_size = 10_000_000, 256
             self.learning_rate, self.clip = 2.5e-4, 0.1
             self.clip_reward = self.episodic_life = True
+            self.greedy = False
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.learning_rate, self.rollout_length = 100_000, 2.5e-3, 64
         self.num_envs = max(1, self.num_envs // self.num_peers)

@@ -75,6 +75,7 @@ class ActorLearnerOptions(RoleOptions):
         if self.is_atari:
             self.total_steps, self.hidden_size = 2_000_000, 256
             self.entropy_cost, self.clip_reward, self.episodic_life = 0.005, True, True
+            self.greedy = False  # the likeliest action may never serve the ball
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.reward_scale = 400_000, 0.03
             self.max_grad_norm, self.entropy_cost = 40.0, 0.003
@@ -296,13 +297,20 @@ def train(o: ActorLearnerOptions) -> None:
 
 
 def evaluate(o: ActorLearnerOptions) -> None:
-    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    """Plays episodes from the checkpoint, and reports their returns."""
     with evaluated(o) as evaluation:
         net = Net(*spaces_of(evaluation.envs), o.hidden_size)
         p = checkpoint.parameters(o, evaluation.saved, net.init(o.seed, None))
-        best = jax.jit(lambda x: net(p, x[None])[0][0].argmax(-1))
+
+        @jax.jit
+        def act(x: jax.Array, key: jax.Array) -> jax.Array:
+            logits = net(p, x[None])[0][0]
+            return logits.argmax(-1) if o.greedy else jax.random.categorical(key, logits)
+
+        key = jax.random.key(o.seed)
         while not evaluation.is_over():
-            evaluation.step(np.asarray(best(evaluation.observation["obs"]))[:, None])
+            key, now = jax.random.split(key)
+            evaluation.step(np.asarray(act(evaluation.observation["obs"], now))[:, None])
 
 
 if __name__ == "__main__":

@@ -440,20 +440,25 @@ def train(o: ImpalaOptions) -> None:
 
 
 def evaluate(o: ImpalaOptions) -> None:
-    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    """Plays episodes from the checkpoint, and reports their returns."""
     common.configure(o)
     with evaluated(o) as evaluation:
         net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)
 
         @jax.jit
-        def best(observation: Any, first: jax.Array, state: State) -> tuple[jax.Array, State]:
+        def act(
+            observation: Any, first: jax.Array, state: State, key: jax.Array
+        ) -> tuple[jax.Array, State]:
             observation = {name: x[None] for name, x in observation.items()}
             policy, _, state = net(p, buffers, observation, first[None], state)
-            return net.pi(p, policy).mode()[0], state
+            pi = net.pi(p, policy)
+            return (pi.mode() if o.greedy else pi.sample(key))[0], state
 
+        key = jax.random.key(o.seed)
         while not evaluation.is_over():
-            action, state = best(evaluation.observation, evaluation.first, state)
+            key, now = jax.random.split(key)
+            action, state = act(evaluation.observation, evaluation.first, state, now)
             evaluation.step(np.asarray(action).astype(evaluation.envs.actions.dtype))
 
 

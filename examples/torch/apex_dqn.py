@@ -33,6 +33,7 @@ import moolink.torch
 from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
+from examples.common.options import OptionError
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
 from examples.torch.common import load_published, to_device
@@ -71,6 +72,11 @@ class ApexOptions(RoleOptions):
     """Updates between two copies of the network to the target network."""
     publish_interval: int = 8
     """Updates between two versions of the weights."""
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.greedy:
+            raise OptionError("--no-greedy: Q-learning has no policy to sample from")
 
     def preset(self) -> None:
         self.learning_rate, self.max_grad_norm = 5e-4, 10.0
@@ -275,7 +281,7 @@ def train(o: ApexOptions) -> None:
 
 
 def evaluate(o: ApexOptions) -> None:
-    """Plays with the actions of the largest Q from the checkpoint and prints the returns."""
+    """Plays with the actions of the largest Q from the checkpoint, and reports the returns."""
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)

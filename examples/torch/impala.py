@@ -444,7 +444,8 @@ def train(o: ImpalaOptions) -> None:
 
 
 def evaluate(o: ImpalaOptions) -> None:
-    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    """Plays episodes from the checkpoint, and reports their returns."""
+    torch.manual_seed(o.seed)
     with evaluated(o) as evaluation:
         net = make_net(evaluation.envs, o, evaluation.saved)
         device, state = net.device, net.no_memory(evaluation.envs.num_envs)
@@ -455,7 +456,9 @@ def evaluate(o: ImpalaOptions) -> None:
             first = torch.from_numpy(evaluation.first)[None].to(device)
             with torch.no_grad():
                 policy, _, state = net(observation, first, state)
-                evaluation.step(net.pi(policy).mode()[0].cpu().numpy())
+                pi = net.pi(policy)
+                action = pi.mode() if o.greedy else pi.sample()
+            evaluation.step(action[0].cpu().numpy())
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import moolink.torch
 from examples.common import checkpoint
 from examples.common.environments import constructor
+from examples.common.evaluation import report
 from examples.common.job import THOUSANDTHS
 from examples.common.options import OptionError, PpoOptions
 from examples.common.run import Run, main, make_group
@@ -286,8 +287,9 @@ def train(o: OnDeviceOptions) -> None:
 
 
 def evaluate(o: OnDeviceOptions) -> None:
-    """Plays one episode in each of `--episodes` environments with the likeliest actions from the
-    checkpoint, and prints the returns."""
+    """Plays one episode in each of `--episodes` environments from the checkpoint, and reports their
+    returns."""
+    torch.manual_seed(o.seed)
     saved = checkpoint.load(o.run_dir)
     if saved is None:
         raise OptionError(f"no checkpoint in {o.run_dir}: give the --save-dir of a job")
@@ -299,15 +301,14 @@ def evaluate(o: OnDeviceOptions) -> None:
     while alive.any():
         with torch.no_grad():
             pi, _ = net(for_policy(observation))
-        observation, reward, terminated, truncated, _ = envs.step(pi.mean)
+        action = pi.mean
+        if not o.greedy:
+            action = action + pi.stddev * torch.randn_like(action)
+        observation, reward, terminated, truncated, _ = envs.step(action)
         returns += reward * alive
         alive &= ~(terminated | truncated)
     envs.close()
-    print(
-        f"{o.env_id} after {saved['totals']['steps']:,} steps: mean return "
-        f"{returns.mean():.2f} of {len(returns)} episodes (deviation "
-        f"{returns.std(correction=0):.2f}, least {returns.min():g}, greatest {returns.max():g})"
-    )
+    report(o, saved, returns.tolist(), {})
 
 
 if __name__ == "__main__":

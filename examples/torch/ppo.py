@@ -373,7 +373,8 @@ def train(o: PpoOptions) -> None:
 
 
 def evaluate(o: PpoOptions) -> None:
-    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    """Plays episodes from the checkpoint, and reports their returns."""
+    torch.manual_seed(o.seed)
     with evaluated(o) as evaluation:
         net = make_net(evaluation.envs, o, evaluation.saved)
         device, state = next(net.parameters()).device, net.no_memory(evaluation.envs.num_envs)
@@ -382,7 +383,8 @@ def evaluate(o: PpoOptions) -> None:
             moved = {k: torch.from_numpy(x)[None].to(device) for k, x in observation.items()}
             with torch.no_grad():
                 pi, _, state = net(moved, first.to(device), state)
-                evaluation.step(pi.mode()[0].cpu().numpy())
+                action = pi.mode() if o.greedy else pi.sample()
+            evaluation.step(action[0].cpu().numpy())
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ class SeedOptions(RoleOptions):
         if self.is_atari:
             self.total_steps, self.hidden_size = 2_000_000, 256
             self.entropy_cost, self.clip_reward, self.episodic_life = 0.005, True, True
+            self.greedy = False  # the likeliest action may never serve the ball
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.reward_scale = 400_000, 0.03
             self.max_grad_norm, self.entropy_cost = 40.0, 0.003
@@ -351,7 +352,8 @@ def train(o: SeedOptions) -> None:
 
 
 def evaluate(o: SeedOptions) -> None:
-    """Plays with the likeliest actions from the checkpoint and prints the returns."""
+    """Plays episodes from the checkpoint, and reports their returns."""
+    torch.manual_seed(o.seed)
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size)
@@ -360,6 +362,8 @@ def evaluate(o: SeedOptions) -> None:
         while not evaluation.is_over():
             with torch.no_grad():
                 logits, _ = net(torch.from_numpy(evaluation.observation["obs"])[None])
+            if not o.greedy:  # the largest of log p_i - log e_i is i with probability p_i
+                logits = logits - torch.empty_like(logits).exponential_().log_()
             evaluation.step(logits[0].argmax(-1, keepdim=True).numpy())
 
 
