@@ -69,7 +69,7 @@ class Supervisor:
         self._lives = [0] * workers
         self._steps = 0  # that were asked for, of all environments
         self._labels = {"pool": str(next(_pools))}
-        self.environment = ""  # the id of its environments, if they have one
+        self._id: str | None = None  # of its environments; None: not read yet
         self._progress = [-1] * workers
         self._fruitless = [0] * workers
         self._making: list[channel.Making | None] = [None] * workers
@@ -430,6 +430,17 @@ class Supervisor:
         self._watched = {self._server_pidfd, self._control.fileno(), *self._worker_of}
         for descriptor in self._watched:
             self._alarms.register(descriptor, select.EPOLLIN)
+
+    @property
+    def environment(self) -> str:
+        """The id of its environments, for the dashboard; "": they have none."""
+        if self._id is None and self.face:
+            try:
+                spec = pickle.loads(self.face).spec
+                self._id = str(getattr(spec, "id", None) or "")
+            except Exception:  # noqa: BLE001 - the user's classes; a report does without the id
+                self._id = ""
+        return self._id or ""
 
     def _metrics(self) -> Iterator[Value]:
         if not self._closed and not self._in_child:

@@ -189,8 +189,6 @@ class VectorEnv(GymnasiumVectorEnv[Any, Any, Any], Closing):
         self.metadata = face.metadata | {"autoreset_mode": self.autoreset_mode}
         self.render_mode = face.render_mode
         self.spec = face.spec
-        if self.spec is not None:
-            self._supervisor.environment = str(self.spec.id)
         spaces = self._supervisor.spaces_of_rows()
         first, self.single_action_space = spaces[0]
         for name, space in (("observation_space", first), ("action_space", spaces[0][1])):
