@@ -320,6 +320,11 @@ class RpcDeferredReturn:
     def cancelled(self) -> bool:
         """Whether the caller has stopped waiting, so that no reply is needed."""
 
+    def _caller_group(self) -> str:
+        """
+        The group whose key the caller holds, if this peer holds the token; else "".
+        """
+
     def __repr__(self) -> str: ...
 
 class RpcStreamReturn(RpcDeferredReturn):

@@ -15,6 +15,8 @@ inline Error current_error() {
     throw;
   } catch (const Exception& e) {
     return e.error();
+  } catch (const NoMemory& e) {
+    return make_error(ErrorCode::error, e.what());
   } catch (const std::bad_alloc&) {
     return make_error(ErrorCode::error, "out of memory");
   } catch (const std::exception& e) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -57,6 +59,17 @@ struct Error {
 inline Error make_error(ErrorCode code, std::string message) {
   return {.code = code, .message = std::move(message)};
 }
+
+// Memory that the system has refused for another reason than the lack of it, such as a limit on the
+// size of files: MemoryError with that reason.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(const std::string& why) : why_(std::make_shared<const std::string>(why)) {}
+  const char* what() const noexcept override { return why_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> why_;
+};
 
 // Thrown inside the library where a result cannot be returned; bind turns it into Python's.
 class Exception : public std::runtime_error {

@@ -194,6 +194,8 @@ void bind_deferred(nb::module_& m) {
            "more.")
       .def("cancelled", &PyDeferred::cancelled,
            "Whether the caller has stopped waiting, so that no reply is needed.")
+      .def("_caller_group", &PyDeferred::caller_group,
+           "The group whose key the caller holds, if this peer holds the token; else \"\".")
       .def("__repr__", &PyDeferred::repr);
   nb::class_<PyStreamReturn, PyDeferred>(m, "RpcStreamReturn",
                                          nb::type_slots(collected_slots<PyDeferred>),

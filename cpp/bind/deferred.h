@@ -45,6 +45,7 @@ class PyDeferred {
   void reject(const std::string& reason);
   void add_cancel_callback(Callback callback);
   bool cancelled() const { return responder_->cancelled(); }
+  const std::string& caller_group() const { return responder_->caller_group(); }
   std::string repr() const;
 
   int traverse(visitproc visit, void* arg) const;

@@ -152,7 +152,8 @@ void PyRpc::set_timeout(double seconds) {
 nb::object PyRpc::future_of(std::shared_ptr<runtime::Future> call, const std::string& peer,
                             const std::string& function,
                             std::shared_ptr<runtime::Future> released) const {
-  return new_object<PyFuture>(std::move(call), decode_result_, Subject{"call of", function, joined_names_text(peer)},
+  return new_object<PyFuture>(std::move(call), decode_result_,
+                              Subject{"call of", function, joined_names_text(peer)},
                               std::move(released));
 }
 

@@ -9,6 +9,7 @@
 
 #include "bind/bindings.h"
 #include "bind/context.h"
+#include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/rpc.h"
 #include "bind/stream.h"
@@ -74,6 +75,18 @@ Outgoing outgoing(const PyRpc& self, const std::string* peer, const nb::args& ar
           lane_of_this_thread()};
 }
 
+// The name of a peer or a function, as the program gives it.
+std::string name_given(nb::handle value, const char* argument) {
+  if (!PyUnicode_Check(value.ptr())) {
+    const std::string text = std::string(argument) + " must be a str, got ";
+    throw nb::type_error((text + text_of(nb::repr(value))).c_str());
+  }
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+  if (data == nullptr) throw nb::python_error();  // a lone surrogate
+  return {data, static_cast<std::size_t>(size)};
+}
+
 nb::object start(const PyRpc& self, const std::string& peer, const std::string& function,
                  Outgoing call) {
   std::shared_ptr<runtime::Future> future;
@@ -89,9 +102,11 @@ nb::object start(const PyRpc& self, const std::string& peer, const std::string& 
   return self.future_of(std::move(future), peer, function, std::move(call.released));
 }
 
-nb::object async(const PyRpc& self, const std::string& peer, const std::string& function,
-                 const nb::args& arguments, const nb::kwargs& keywords) {
-  return start(self, peer, function, outgoing(self, &peer, arguments, keywords));
+nb::object async(const PyRpc& self, nb::handle to, nb::handle function, const nb::args& arguments,
+                 const nb::kwargs& keywords) {
+  const std::string peer = name_given(to, "peer");
+  const std::string called = name_given(function, "function");
+  return start(self, peer, called, outgoing(self, &peer, arguments, keywords));
 }
 
 nb::object async_within(const PyRpc& self, std::optional<double> seconds, const std::string& peer,
@@ -101,14 +116,14 @@ nb::object async_within(const PyRpc& self, std::optional<double> seconds, const 
   return start(self, peer, function, std::move(call));
 }
 
-nb::object sync(const PyRpc& self, const std::string& peer, const std::string& function,
-                const nb::args& arguments, const nb::kwargs& keywords) {
+nb::object sync(const PyRpc& self, nb::handle peer, nb::handle function, const nb::args& arguments,
+                const nb::kwargs& keywords) {
   const nb::object future = async(self, peer, function, arguments, keywords);
   return nb::cast<PyFuture&>(future).result(std::nullopt);
 }
 
-void async_callback(const PyRpc& self, const std::string& peer, const std::string& function,
-                    nb::callable callback, const nb::args& arguments, const nb::kwargs& keywords) {
+void async_callback(const PyRpc& self, nb::handle peer, nb::handle function, nb::callable callback,
+                    const nb::args& arguments, const nb::kwargs& keywords) {
   const nb::object started = async(self, peer, function, arguments, keywords);
   const auto& future = nb::cast<PyFuture&>(started).future();
   future->then([callback = Reference(std::move(callback)), outcome = Reference(started)] {
@@ -143,8 +158,10 @@ nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
   return futures;
 }
 
-nb::object stream(const PyRpc& self, const std::string& peer, const std::string& function,
-                  const nb::args& arguments, const nb::kwargs& keywords) {
+nb::object stream(const PyRpc& self, nb::handle to, nb::handle called, const nb::args& arguments,
+                  const nb::kwargs& keywords) {
+  const std::string peer = name_given(to, "peer");
+  const std::string function = name_given(called, "function");
   Outgoing call = outgoing(self, &peer, arguments, keywords);
   auto stream = without_gil([&] {
     return self.peer()->stream(peer, function, std::move(call.payload), call.timeout, call.lane,

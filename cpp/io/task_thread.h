@@ -7,6 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/at_fork.h"
+
 namespace moolink::io {
 
 // One thread for tasks that would hold up the reactor: arithmetic on large buffers, names to look
@@ -37,6 +39,7 @@ class TaskThread {
   // Shared with the thread: its last task may drop the last reference to the owner of this object.
   struct State {
     std::mutex mutex;
+    HeldOverForks over_forks{mutex};
     std::condition_variable changed;
     std::deque<std::function<void()>> tasks;
     bool stopping = false;

@@ -10,8 +10,8 @@ namespace moolink::memory {
 MutableBuffer LendingPool::allocate(std::size_t size) {
   try {
     return take(size).memory;
-  } catch (const Exception&) {
-    throw std::bad_alloc();  // no memory, or no descriptor
+  } catch (const Exception& e) {
+    throw NoMemory(e.error().message);  // none, no descriptor, or a limit on the size of files
   }
 }
 

@@ -91,6 +91,7 @@ struct RunHandler {
   wire::Payload arguments;
   Time deadline;         // kNever: none
   std::uint64_t credit;  // stream items that the caller takes now; 0: it wants one reply
+  std::string group;     // whose key the caller holds; empty: this peer's own
 };
 
 // The caller of a stream takes items up to this many in all.
@@ -151,8 +152,9 @@ struct Undelivered {
   Uid instance;
 };
 
-// The peer that answers a dial of this side has no key in common with it. `name`: its name, if that
-// is certain. `only_way`: no peer is connected, and all that the user dials refuse this one.
+// The peer that answers a dial of this side has no key in common with it, or another peer there has
+// this one's name. `name`: its name, if that is certain. `only_way`: no peer is connected, and all
+// that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;

@@ -103,8 +103,13 @@ void Node::run_locally(CallId id, Call& call) {
     running.deadline = call.deadline;
     timers_.push({call.deadline, Timer::Kind::handler, id, config_.instance});
   }
-  actions_.push_back(RunHandler{key, config_.name, call.function, std::move(call.arguments),
-                                running.deadline, call.stream ? call.stream->allowed : 0});
+  actions_.push_back(RunHandler{key,
+                                config_.name,
+                                call.function,
+                                std::move(call.arguments),
+                                running.deadline,
+                                call.stream ? call.stream->allowed : 0,
+                                {}});
 }
 
 // Sends the call, or queues it behind those that the session's window has refused. A large call
@@ -319,9 +324,10 @@ void Node::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
   const std::size_t bytes = arguments.cost();
   if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
   Running running{delivered.deadline, bytes, {}};
+  const std::string group = arguments.from_guest ? peer.scope : std::string();
   if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
   actions_.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
-                                delivered.deadline, head.credit});
+                                delivered.deadline, head.credit, group});
   if (!running_.try_emplace(key, running).second) {
     actions_.pop_back();
     wire::fail("a call's id was used twice");

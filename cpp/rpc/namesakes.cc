@@ -156,7 +156,9 @@ void Node::met(Time now, Peer& peer) {
   }
   if (!peer.tells_namesakes) return;
   for (auto& [of, search] : searches_) {
-    if (!search.namesakes || !search.namesakes->asked.insert(peer.instance).second) continue;
+    if (!search.namesakes) continue;
+    search.namesakes->asked.insert(
+        peer.instance);  // again, if the question was lost with a session
     send_to(now, peer, Service::namesakes, encode_namesakes({of.name, true, {}}));
   }
 }

@@ -6,6 +6,7 @@
 #include "base/environment_variable.h"
 #include "base/error.h"
 #include "transport/shm/transport.h"
+#include "transport/tcp/address.h"
 #include "transport/tcp/transport.h"
 
 namespace moolink::transport {
@@ -74,6 +75,15 @@ Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::str
              "peers with MOOLINK_VERBS=1 or transports=[\"shm\", \"verbs\", \"tcp\"]";
   }
   return {{PathKind::shm, PathKind::tcp}, {{PathKind::verbs, std::move(reason)}}};
+}
+
+std::vector<std::string> look_up_names(const std::string& address) {
+  if (!tcp::is_tcp_address(address)) return {address};
+  const tcp::HostPort wanted = tcp::parse_address(address);
+  if (wanted.host.empty() || tcp::is_numeric(wanted.host)) return {address};
+  std::vector<std::string> addresses;
+  for (const tcp::SocketAddress& found : tcp::resolve(wanted)) addresses.push_back(found.text());
+  return addresses;
 }
 
 Transports make_transports(Environment& environment,

@@ -26,6 +26,10 @@ struct Defaults {
 // another value. See docs/design/transport-verbs.md, "Bytes that are not encrypted".
 Defaults default_kinds(const verbs::Availability& rdma, bool has_token, std::string_view setting);
 
+// The addresses to listen at, without names: what a name stands for is looked up, which may take
+// many seconds. Throws Exception with the reason.
+std::vector<std::string> look_up_names(const std::string& address);
+
 struct Transports {
   std::vector<std::unique_ptr<Transport>> made;
   std::vector<wire::PathKind> kinds;  // of `made`

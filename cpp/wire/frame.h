@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kMagic = 0x6d6c6e6b;  // "mlnk"
 inline constexpr std::uint32_t kOldestVersion = 1;
 inline constexpr std::uint32_t kVersion = 1;
 // Bits of Hello::features. Peers use a feature only if both have its bit.
-inline constexpr std::uint64_t kStreamsFeature = 1;  // tcp: STREAMS, JOIN, chunks on streams
+inline constexpr std::uint64_t kStreamsFeature = 1;    // tcp: STREAMS, JOIN, chunks on streams
 inline constexpr std::uint64_t kNamesakesFeature = 2;  // answers to namesakes: rpc/messages.h
 inline constexpr std::uint64_t kFeatures = kStreamsFeature | kNamesakesFeature;
 inline constexpr std::size_t kHeaderBytes = 32;

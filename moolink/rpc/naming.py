@@ -31,3 +31,14 @@ def in_group(group: str, name: str) -> str:
         if not text or re.search(r"[\x00-\x1f\x7f-\x9f]", text):
             raise ValueError(f"{what} {text!r} is not a name: empty, or with control characters")
     return f"{group}{_BETWEEN}{name}"
+
+
+def split(name: str) -> tuple[str, str]:
+    """Returns the group ("": none) and the name in a name for calls."""
+    group, _, alone = name.rpartition(_BETWEEN)
+    return group, alone
+
+
+def text(name: str) -> str:
+    """Returns a name for calls as users are shown it: ``group/name``."""
+    return name.replace(_BETWEEN, "/")

@@ -210,6 +210,7 @@ class Rpc(RpcCore):
         """
         from moolink.rpc.batching import BatchQueue, CallQueue
 
+        serving.text_of(name, "name")
         options = self._batch_options(
             batch_size, device, dynamic_batching, mode, max_latency, pad, bucket_sizes
         )
@@ -231,6 +232,7 @@ class Rpc(RpcCore):
         Raises:
             ValueError: it is not defined.
         """
+        serving.text_of(name, "name")
         served = self.__dict__.get("_served", {}).pop(name, None)
         try:
             super().undefine(name)
@@ -285,6 +287,7 @@ class Rpc(RpcCore):
         deferred: bool,
         options: BatchOptions | None,
     ) -> None:
+        serving.text_of(name, "name")
         if not callable(function):
             raise TypeError(f"the handler of {name!r} is not callable: {function!r}")
         tasks = _tasks_of(name, function, deferred)

@@ -19,7 +19,7 @@ from moolink.internal.shown import shown
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.reports import PublisherStats
-from moolink.rpc import lending, serving
+from moolink.rpc import lending, naming, serving
 from moolink.weights import agreement, blob, names
 from moolink.weights.agreement import Holds
 from moolink.weights.blob import Bytes, Layout
@@ -50,7 +50,7 @@ class _Request:
     """A subscriber that waits for a version newer than the one it has."""
 
     reply: RpcDeferredReturn
-    subscriber: str
+    subscriber: str  # see _known_as
     host: str
     held: Key | None
     dtype: str
@@ -93,11 +93,11 @@ class Publisher(Closing):
         self._forked()
         with serving.only_one(f"a publisher or parameter server of {name!r}"):
             rpc.define_deferred(names.NEXT.format(name), self._on_next)
-        rpc.define(names.SOURCE.format(name), self._on_source)
+        rpc.define_deferred(names.SOURCE.format(name), self._on_source)
         rpc.define(names.CHUNK.format(name), self._on_chunk)
         rpc.define_deferred(names.PARTS_NEXT.format(name), self._on_parts_next)
         rpc.define(names.PARTS.format(name), self._on_parts)
-        rpc.define(names.PARTS_END.format(name), self._on_parts_end)
+        rpc.define_deferred(names.PARTS_END.format(name), self._on_parts_end)
         forks.changes_in_children(self)
         sources.add(self, rpc)
         self._thread = threading.Thread(
@@ -157,11 +157,12 @@ class Publisher(Closing):
             del self._snapshots[version]
 
     def acknowledged(self) -> dict[str, int]:
-        """The version that each connected subscriber has, by its peer's name. Subscribers of one
-        peer share an entry: the version of the one that asked last."""
+        """The version that each connected subscriber has, by its peer's name ("group/name" if that
+        holds a group's key, and this peer the token). Subscribers of one peer share an entry: the
+        version of the one that asked last."""
         with self._changed:
             self._forget_the_dead()
-            return dict(self._acknowledged)
+            return {naming.text(peer): version for peer, version in self._acknowledged.items()}
 
     def wait_acknowledged(
         self, version: int, count: int = 1, timeout: float | None = None
@@ -204,10 +205,10 @@ class Publisher(Closing):
                 "kept": list(self._snapshots),
                 "waiting": len(self._requests),
                 "subscribers": {
-                    peer: {
-                        "version": acknowledged.get(peer),
+                    naming.text(peer): {
+                        "version": acknowledged.get(naming.text(peer)),
                         "host": member.host,
-                        "source": member.source or "",
+                        "source": naming.text(member.source or ""),
                     }
                     for peer, member in self._sources.members.items()
                 },
@@ -259,6 +260,7 @@ class Publisher(Closing):
         has = None if held is None else held[1]
         if held is not None and held[0] == self._instance and held[1] > (self._version or 0):
             raise ValueError(f"version {has} was never made: the newest is {self._version}")
+        subscriber = _known_as(reply, subscriber)
         self._ask(_Request(reply, subscriber, host, held, dtype, -1 if has is None else has), has)
 
     def _on_parts_next(
@@ -270,20 +272,22 @@ class Publisher(Closing):
         above: int,
         dtype: str,
     ) -> None:
+        subscriber = _known_as(reply, subscriber)
         sharded = _sharded(subscriber, number)
         above = integer_of(above, "above", least=-1)
         has = None if held is None else integer_of(held, "version", least=0)
         self._ask(_Request(reply, subscriber, "", None, dtype, above, sharded), has)
 
-    def _on_parts_end(self, subscriber: str, number: int) -> None:
-        sharded = _sharded(subscriber, number)
+    def _on_parts_end(self, reply: RpcDeferredReturn, subscriber: str, number: int) -> None:
+        sharded = _sharded(_known_as(reply, subscriber), number)
         with self._changed:
             self._holds.ended(sharded)
             self._drop_old()
+        serving.answer(reply, None)
 
     def _ask(self, request: _Request, has: int | None) -> None:
         """A subscriber that has a version waits for a newer one."""
-        subscriber = serving.text_of(request.subscriber, "subscriber")
+        subscriber = request.subscriber
         if not isinstance(request.dtype, str) or request.dtype not in ("", *blob.FLOATS):
             raise TypeError(f"{shown(request.dtype)} is not a type to convert to")
         if has is not None:
@@ -312,14 +316,14 @@ class Publisher(Closing):
             return None
         return [lending.lend(blob.part(*form, piece.field, piece.region)) for piece in wanted]
 
-    def _on_source(self, subscriber: str, failed: str | None) -> tuple[str | None, bool] | None:
-        serving.text_of(subscriber, "subscriber")
-        if failed is not None:
-            serving.text_of(failed, "failed")
-        connected = serving.connected(self._rpc)
+    def _on_source(self, reply: RpcDeferredReturn, subscriber: str, failed: str | None) -> None:
+        subscriber = _known_as(reply, subscriber)
+        connected = self._connected()
         with self._changed:
+            if failed is not None and (of_group := _known_as(reply, failed, "failed")) in connected:
+                failed = of_group
             source = self._sources.again(subscriber, failed, connected)
-        return None if source is None else (source.peer, source.whole)
+        serving.answer(reply, None if source is None else _told(subscriber, source))
 
     def _on_chunk(self, key: Any, index: int) -> Any:
         index = integer_of(index, "chunk", least=0)
@@ -360,7 +364,7 @@ class Publisher(Closing):
                 self._requests = [request for request in self._requests if request not in due]
                 self._forget_the_dead()
                 answers = [(request, self._snapshot_for(request)) for request in due]
-            connected = serving.connected(self._rpc)
+            connected = self._connected()
             for request, snapshot in answers:
                 try:
                     serving.answer(request.reply, self._offer(request, snapshot, connected))
@@ -376,13 +380,24 @@ class Publisher(Closing):
 
     def _forget_the_dead(self) -> None:
         """Subscribers that are not connected, and do not wait; the caller holds the lock."""
-        alive = serving.connected(self._rpc)
+        alive = self._connected()
         alive |= {r.subscriber for r in self._requests if not r.reply.cancelled()}
         for peer in self._acknowledged.keys() - alive:
             del self._acknowledged[peer]
         for peer in self._sources.members.keys() - alive:
             self._sources.forget(peer)
         self._holds.forget(alive, time.monotonic())
+
+    def _connected(self) -> set[str]:
+        """The peers that are connected, and this one, as _known_as names them."""
+        own = self._rpc.key_group
+        return {self._rpc.get_name()} | {
+            peer["name"]
+            if peer["group"] in ("", own)
+            else naming.in_group(peer["group"], peer["name"])
+            for peer in self._rpc.peers()
+            if peer["connected"]
+        }
 
     def _due(self) -> list[_Request]:
         """The requests for which there is a newer version."""
@@ -403,7 +418,7 @@ class Publisher(Closing):
         return {
             "key": key,
             "layout": layout.to_wire(),
-            "source": (source.peer, source.whole),
+            "source": _told(request.subscriber, source),
             "block": lending.lend(block) if mapped else None,
             "unchanged": [] if mapped else self._unchanged(request, snapshot),
         }
@@ -428,3 +443,22 @@ def _versions(acknowledged: dict[str, int]) -> str:
 def _sharded(subscriber: Any, number: Any) -> agreement.Subscriber:
     """The sharded subscriber that a peer has named."""
     return serving.text_of(subscriber, "subscriber"), integer_of(number, "number", least=0)
+
+
+def _known_as(caller: RpcDeferredReturn, name: Any, argument: str = "subscriber") -> str:
+    """A peer that a caller names: among peers with a group's key, those of its own group are meant.
+
+    Raises:
+        TypeError, ValueError: it is no name.
+    """
+    name, group = serving.text_of(name, argument), caller._caller_group()
+    return naming.in_group(group, name) if group else name
+
+
+def _told(subscriber: str, source: Source) -> tuple[str | None, bool]:
+    """A source, named as the subscriber calls it: to a peer with a group's key, only its own group
+    exists."""
+    peer = source.peer
+    if peer is not None and naming.split(subscriber)[0]:
+        peer = naming.split(peer)[1]
+    return peer, source.whole

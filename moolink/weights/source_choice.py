@@ -11,6 +11,7 @@ from typing import Any
 
 from moolink.internal.integers import integer_of
 from moolink.internal.shown import shown
+from moolink.rpc import naming
 
 Key = tuple[str, int, str]
 """A version to fetch: the publisher's instance, the number, the floating-point type."""
@@ -49,6 +50,13 @@ class Source:
 
     peer: str | None
     whole: bool
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether two subscribers have a key in common. Names of those with a group's key are as from
+    :func:`moolink.in_group`."""
+    groups = {naming.split(one)[0], naming.split(other)[0]}
+    return len(groups) == 1 or "" in groups
 
 
 class SourceChoice:
@@ -110,6 +118,7 @@ class SourceChoice:
             and it.key == member.key
             and not it.borrows
             and other not in member.avoided
+            and _may_meet(other, name)
             and not self._depends_on(other, name)
         ]
         near = [other for other in holders if self._members[other].host == member.host]

@@ -128,3 +128,32 @@ def test_without_more_threads_calls_are_served_and_the_lack_is_logged(
         assert client.sync("server", "echo", "well") == "well"
         log = server.end()
         assert log.count("a handler or callback cannot wait inside moolink: 0 of this") == 1, log
+
+
+SHORT_FILES = """
+import resource
+
+import moolink
+
+with moolink.Rpc("server") as rpc, moolink.Publisher(rpc, "weights") as publisher:
+    for what, limit in ((resource.RLIMIT_FSIZE, 1 << 20), (resource.RLIMIT_NOFILE, 3)):
+        hard = resource.getrlimit(what)[1]
+        soft = resource.getrlimit(what)[0]
+        resource.setrlimit(what, (limit, hard))
+        try:
+            moolink.empty(10 << 20)
+        except MemoryError as error:
+            print(error)
+        resource.setrlimit(what, (soft, hard))
+    print(len(moolink.empty(10 << 20)))
+"""
+
+
+def test_a_limit_that_denies_memory_is_named() -> None:
+    process = start_python("-c", SHORT_FILES)
+    out, errors = process.communicate(timeout=PROCESS_LIMIT)
+    assert process.returncode == 0, errors
+    size, descriptors, works = out.splitlines()
+    assert "File too large" in size
+    assert "Too many open files" in descriptors
+    assert works == str(10 << 20)

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -435,3 +436,22 @@ def test_a_call_whose_time_was_up_before_its_handler_ran_is_timed_out(pair: Pair
         for future in [client.async_("server", "size", array) for _ in range(40)]:
             error = future.wait(20) and future.exception()
             assert error is None or isinstance(error, moolink.TimeoutError)
+
+
+def test_names_that_are_no_text_are_named(pair: Pair) -> None:
+    client, _ = pair
+    wrong: Any = 3
+    for call in (client.sync, client.async_, client.stream):
+        with pytest.raises(TypeError, match="function must be a str, got 3"):
+            call("server", wrong)
+        with pytest.raises(TypeError, match="peer must be a str, got 3"):
+            call(wrong, "f")
+    with pytest.raises(TypeError, match="function must be a str, got 3"):
+        client.async_callback("server", wrong, print)
+    for define in (client.define, client.define_deferred):
+        with pytest.raises(TypeError, match="name must be a str, got 3"):
+            define(wrong, print)
+    with pytest.raises(TypeError, match="name must be a str, got 3"):
+        client.define_queue(wrong)
+    with pytest.raises(TypeError, match="name must be a str, got 3"):
+        client.undefine(wrong)

@@ -9,6 +9,7 @@ import pytest
 
 import moolink
 from moolink import in_group, tokens
+from moolink.weights import names
 from tests.waiting import until
 
 
@@ -149,3 +150,39 @@ def test_names_with_slashes_are_not_mistaken_for_groups(job: Job) -> None:
     learner.set_timeout(0.5)
     with pytest.raises(moolink.TimeoutError, match="'a/c'"):
         learner.sync(in_group("a", "c"), "whose")
+
+
+def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:
+    publisher = job.peer("publisher")
+    with moolink.Publisher(publisher, "weights") as weights:
+        weights.publish({"w": [1.0]})
+
+        def source(of: moolink.Rpc, host: str) -> object:
+            """Where a subscriber on that host is told to fetch the version."""
+            offer = of.sync(
+                "publisher", names.NEXT.format("weights"), of.get_name(), host, None, ""
+            )
+            return tuple(offer["source"])
+
+        first, second = job.peer("actor", "a"), job.peer("actor", "b")
+        assert source(first, "host 1") == (None, False)
+        # Nor its own name, which a peer of the other group has.
+        assert source(second, "host 2") == (None, False)
+        assert source(job.peer("friend", "a"), "host 3") == ("actor", False)
+        subscribers = weights.stats()["subscribers"]
+        assert set(subscribers) == {"a/actor", "b/actor", "a/friend"}
+        # A peer of the whole job can call all of them, by a name that is certain.
+        eval_ = job.peer("evaluation")
+        told = source(eval_, "host 4")
+        assert told in [
+            (in_group(group, name), False)
+            for group, name in (("a", "actor"), ("b", "actor"), ("a", "friend"))
+        ]
+        again = eval_.sync("publisher", names.SOURCE.format("weights"), "evaluation", told[0])
+        assert tuple(again) != told
+        again = job.peer("last", "b")
+        assert source(again, "host 5") in [("actor", False), ("evaluation", False)]
+        assert tuple(again.sync("publisher", names.SOURCE.format("weights"), "last", "actor")) != (
+            "actor",
+            False,
+        )

@@ -9,9 +9,11 @@ REACHED = {
     "attacks refused",
     "calls cancelled",
     "calls failed by loss",
+    "calls of a name that several bear",
     "calls succeeded",
     "calls timed out",
     "connections dropped silently",
+    "dials refused in another's name",
     "loans mapped",
     "peers down",
     "service messages",
@@ -29,6 +31,12 @@ def test_a_name_is_lost_to_an_imposter_after_several_faults(simulation: Any) -> 
     result = simulation("rpc").run("101438..101438")
     assert result["failures"] == 0, result["stderr"]
     assert result["coverage"]["peers down"] > 0
+
+
+# A holder of the token is lost and back while it is asked about namesakes.
+def test_a_question_that_is_lost_with_a_session_is_asked_again(simulation: Any) -> None:
+    result = simulation("rpc").run("9681..9681")
+    assert result["failures"] == 0, result["stderr"]
 
 
 def test_same_seed_same_trace(simulation: Any) -> None:

@@ -30,12 +30,14 @@ struct Recipient {
 // reply.
 class Responder {
  public:
-  // `credit`: items that the caller takes now; 0: it wants one reply.
+  // `caller_group`: as in rpc::RunHandler. `credit`: items that the caller takes now; 0: it wants
+  // one reply.
   Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function,
-            std::uint64_t credit, wire::Payload arguments)
+            std::string caller_group, std::uint64_t credit, wire::Payload arguments)
       : peer_(std::move(peer)),
         key_(key),
         function_(std::move(function)),
+        caller_group_(std::move(caller_group)),
         arguments_(std::move(arguments)),
         streamed_(credit > 0),
         allowed_(credit) {}
@@ -57,6 +59,7 @@ class Responder {
   // Runs `task` on a worker as soon as cancelled() is true; never after a reply.
   void on_cancel(Task task) MOOLINK_UNLOCKED;
   const std::string& function() const { return function_; }
+  const std::string& caller_group() const { return caller_group_; }
   const rpc::CallKey& key() const { return key_; }
 
   // The arguments of the call, for the first taker: the worker that begins the call, or the call's
@@ -98,6 +101,7 @@ class Responder {
   std::shared_ptr<RpcPeer> peer_;
   const rpc::CallKey key_;
   const std::string function_;
+  const std::string caller_group_;
   wire::Payload arguments_;
   std::atomic<bool> taken_{false};
   std::atomic<bool> sent_{false};

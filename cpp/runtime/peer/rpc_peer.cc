@@ -180,9 +180,10 @@ void RpcPeer::start() {
 }
 
 std::vector<std::string> RpcPeer::listen(const std::string& address, const std::string& advertise) {
+  const std::vector<std::string> addresses = transport::look_up_names(with_scheme(address));
   const Engine::Lock lock = lock_open();
   start();
-  std::vector<std::string> announced = listen_at(with_scheme(address), advertise);
+  std::vector<std::string> announced = listen_at(addresses, advertise);
   operation_done();
   return announced;
 }

@@ -316,8 +316,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
       MOOLINK_LOCKED;
   transport::Transport& transport_for(const std::string& address) MOOLINK_LOCKED;
   void listen_beside(const transport::Connection& connection) MOOLINK_LOCKED;
-  std::vector<std::string> listen_at(const std::string& address, const std::string& advertise)
-      MOOLINK_LOCKED;
+  // At as many of the addresses, which are those of one name, as is possible.
+  std::vector<std::string> listen_at(const std::vector<std::string>& addresses,
+                                     const std::string& advertise) MOOLINK_LOCKED;
   void listen_unasked(const std::string& address) MOOLINK_LOCKED;
   void listen_beside(const std::vector<std::string>& bound) MOOLINK_LOCKED;
 

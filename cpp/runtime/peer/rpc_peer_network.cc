@@ -170,12 +170,23 @@ void RpcPeer::listen_beside(const transport::Connection& connection) {
   if (!address.empty() && !listens_.contains(connection.path())) listen_unasked(address);
 }
 
-std::vector<std::string> RpcPeer::listen_at(const std::string& address,
+std::vector<std::string> RpcPeer::listen_at(const std::vector<std::string>& addresses,
                                             const std::string& advertise) {
-  transport::Transport& transport = transport_for(address);
+  transport::Transport& transport = transport_for(addresses.front());
   // Refuses before it binds anything.
   if (!advertise.empty()) transport.announced(advertise, {"tcp://*:1"});
-  const std::vector<std::string> bound = transport.listen(address);
+  std::vector<std::string> bound;
+  Error failed;
+  for (const std::string& address : addresses) {
+    // Of another family it would get another port.
+    if (!bound.empty() && address.ends_with(":0")) break;
+    guard(
+        [&]() MOOLINK_LOCKED {
+          for (std::string& one : transport.listen(address)) bound.push_back(std::move(one));
+        },
+        [&](const Error& error) { failed = error; });
+  }
+  if (bound.empty()) throw Exception(failed);
   std::vector<std::string> announced =
       advertise.empty() ? bound : transport.announced(advertise, bound);
   listens_.insert(transport.kind());
@@ -185,7 +196,7 @@ std::vector<std::string> RpcPeer::listen_at(const std::string& address,
 }
 
 void RpcPeer::listen_unasked(const std::string& address) {
-  guard([&]() MOOLINK_LOCKED { listen_at(address, {}); },
+  guard([&]() MOOLINK_LOCKED { listen_at({address}, {}); },
         [this](const Error& error) MOOLINK_LOCKED {
           context_->log(LogLevel::warning, "others cannot dial this peer: " + error.message);
         });
@@ -273,9 +284,9 @@ void RpcPeer::perform(rpc::RunHandler& action) {
     return node_.reply(io::now(), action.key,
                        make_error(ErrorCode::wire, "the number of a call was used twice"));
   }
-  auto responder =
-      std::make_shared<Responder>(shared_from_this(), action.key, std::move(action.function),
-                                  action.credit, std::move(action.arguments));
+  auto responder = std::make_shared<Responder>(shared_from_this(), action.key,
+                                               std::move(action.function), std::move(action.group),
+                                               action.credit, std::move(action.arguments));
   record(FlightKind::handler, action.caller, action.key.id, responder->function());
   const auto handling =
       running_.emplace(action.key, Handling{responder, action.caller, now_}).first;

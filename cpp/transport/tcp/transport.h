@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/at_fork.h"
 #include "base/descriptor.h"
 #include "base/thread_safety.h"
 #include "io/loop.h"
@@ -102,8 +103,9 @@ class TcpTransport final : public Transport, public Owner {
   std::shared_ptr<bool> alive_;  // posted functions may run after the end
   // Shared with the thread of names_, which may outlive the transport and the loop.
   struct Results {
-    std::mutex mutex;
-    io::Loop* loop;  // null once the transport has ended
+    std::mutex mutex;  // under it, results are posted to the loop
+    HeldOverForks over_forks{mutex};
+    io::Loop* loop = nullptr;  // null once the transport has ended
   };
   const std::shared_ptr<Results> results_;
   // Looks up host names. Its destructor does not wait for a name server.

@@ -1,8 +1,12 @@
 #include "io/task_thread.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <latch>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -59,6 +63,36 @@ TEST("a task that does not end can be left; those after it are dropped") {
   shared->destroyed.count_down();
   shared->ended.wait();
   CHECK(!shared->ran);
+}
+
+// The child would be killed by the alarm if it had inherited the lock of a thread that is not
+// there.
+TEST("a fork finds no thread in the middle of handing over a task") {
+  TaskThread thread("test");
+  std::atomic<bool> over{false};
+  std::atomic<int> waiting{0};
+  std::thread other([&] {
+    while (!over) {
+      if (waiting > 100) continue;
+      ++waiting;
+      thread.submit([&] { --waiting; });
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      thread.abandon();
+      thread.drop_tasks();
+      ::_exit(0);
+    }
+    int status = -1;
+    CHECK_EQ(::waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    if (status != 0) break;
+  }
+  over = true;
+  other.join();
 }
 
 TEST("the last task may destroy the thread's owner") {
