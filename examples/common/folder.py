@@ -14,6 +14,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,23 @@ class RunFolder:
             self.saved = found
 
     def make(self) -> Path:
-        """Makes the folder of a run that this process leads, and locks it. Returns it."""
+        """Makes the folder of a run that this process leads, and locks it. Returns it.
+
+        Where it cannot be made, each file that is written there says so, and the job goes on.
+        """
         while self.path is None:
             path = self._options.run_dir / time.strftime("%Y%m%d-%H%M%S")
-            with contextlib.suppress(FileExistsError):  # another job's of this second
+            try:
                 path.mkdir(parents=True)
-                self._go_to(path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if self._lock < 0:
-            self._lock = os.open(self.path, os.O_RDONLY)  # to the end of the process
-            with contextlib.suppress(OSError):  # file systems without locks
+            except FileExistsError:  # another job's of this second
+                continue
+            except OSError:
+                pass
+            self._go_to(path)
+        with contextlib.suppress(OSError):  # also file systems without locks
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self._lock < 0:
+                self._lock = os.open(self.path, os.O_RDONLY)  # to the end of the process
                 fcntl.flock(self._lock, fcntl.LOCK_SH)  # waits while another process looks
         return self.path
 
@@ -98,7 +106,7 @@ class RunFolder:
             theirs = read_options(path)
             if checkpoint.other_job(self._options, theirs) is not None:
                 continue  # of another network: as though it were not there
-            if _is_in_use(path):
+            if _is_in_use(path) and not self._is_of_restarted_job(theirs):
                 self._why_new = f" ({path.name} is in use)"
             elif (found := self._load(path)) is not None:
                 if checkpoint.is_done(self._options, found):
@@ -116,12 +124,13 @@ class RunFolder:
             except moolink.FileError as error:
                 what = f"{error}; {checkpoint.remedy(self._options)}"
                 raise moolink.FileError(what, path=error.path) from error
-        if not place().restarted:
-            return None
         # `--no-resume` is for the job's first start, not for that after a failure.
-        found = checkpoint.load(path)
-        same_job = found is not None and found["options"].get("group") == self._options.group
-        return found if same_job else None
+        found = checkpoint.load(path) if place().restarted else None
+        return found if found and self._is_of_restarted_job(found["options"]) else None
+
+    def _is_of_restarted_job(self, theirs: Mapping[str, Any]) -> bool:
+        """Whether this process was started again, and the run is that of its job."""
+        return place().restarted and theirs.get("group") == self._options.group
 
     def _go_to(self, path: Path) -> None:
         self.path = self._options.save_dir = path

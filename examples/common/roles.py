@@ -146,7 +146,7 @@ class LearnerRun(Job):
         *,
         batch_size: int,
         gradient_norm: float | None = None,
-        **metrics: float,
+        **metrics: Any,
     ) -> None:
         """Reports an update, and saves when it is time to.
 
@@ -156,7 +156,8 @@ class LearnerRun(Job):
             returns: of the episodes that ended meanwhile, one-dimensional.
             batch_size: of the update.
             gradient_norm: of the update, before it was clipped.
-            metrics: of the update, for the learning curve.
+            metrics: of the update, for the learning curve: scalars of any framework, which only
+                a row of the curve waits for.
 
         Raises:
             FloatingPointError: the gradient is not finite.

@@ -285,8 +285,8 @@ def learn(o: ActorLearnerOptions) -> None:
                 returns[~np.isnan(returns)],
                 batch_size=o.batch_size,
                 gradient_norm=float(norm),
-                loss=float(loss),
-                entropy=float(entropy),
+                loss=loss,
+                entropy=entropy,
             )
 
 

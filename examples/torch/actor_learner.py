@@ -258,8 +258,8 @@ def learn(o: ActorLearnerOptions) -> None:
                 returns[~returns.isnan()].cpu().numpy(),
                 batch_size=o.batch_size,
                 gradient_norm=norm.item(),
-                loss=loss.item(),
-                entropy=entropy.item(),
+                loss=loss.detach(),
+                entropy=entropy,
             )
 
 

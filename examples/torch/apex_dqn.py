@@ -271,7 +271,7 @@ def learn(o: ApexOptions) -> None:
                 np.array([x for _, returns in reports for x in returns]),
                 batch_size=len(batch),
                 gradient_norm=norm.item(),
-                loss=loss.item(),
+                loss=loss.detach(),
             )
 
 

@@ -1,6 +1,12 @@
 import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 from moolink.launch.output import PrefixedStream, Screen
+from tests.waiting import PROCESS_LIMIT
 
 
 class Terminal(io.BytesIO):
@@ -60,3 +66,26 @@ def test_on_a_terminal_a_process_controls_no_more_than_colours():
     )
     assert b"\x1b[2J" not in feed([b"\x1b[2J 10%\r"], Terminal())
     assert b"\x1b[2J" in feed([hostile], io.BytesIO())  # a file has what was written
+
+
+def peers_word(folder: Path, stdout: int) -> None:
+    """Runs a peer that says what it was told of the launcher's output."""
+    script = folder / "peer.py"
+    script.write_text("import os; print('told', os.environ['MOOLINK_TERMINAL'])")
+    command = [sys.executable, "-m", "moolink", "run", "-n", "1", str(script)]
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.DEVNULL, timeout=PROCESS_LIMIT)
+    assert done.returncode == 0
+
+
+def test_peers_are_told_whether_a_line_can_change_in_place(tmp_path):
+    path = tmp_path / "output"
+    with path.open("wb") as file:
+        peers_word(tmp_path, file.fileno())
+    assert "told 0" in path.read_text()
+    own, theirs = pty.openpty()
+    try:
+        peers_word(tmp_path, theirs)
+        assert b"told 1" in os.read(own, 65536)
+    finally:
+        os.close(own)
+        os.close(theirs)

@@ -82,6 +82,14 @@ def test_a_run_under_way_is_left_alone():
     assert RunFolder(impala()).path == path
 
 
+def test_a_folder_that_cannot_be_made_ends_no_job():
+    folder.Path("runs").write_text("not a folder")
+    made = RunFolder(impala())
+    assert made.make().parent.name == "torch.impala"
+    with pytest.raises(OSError, match="Not a directory"):  # which the job says, and goes on
+        made.write_options()
+
+
 def test_peers_write_where_the_leader_tells_them_to():
     leads, follows = RunFolder(impala()), RunFolder(impala())
     follows.told(leads.for_others())
@@ -107,6 +115,10 @@ def test_a_new_run_goes_on_after_a_failure(monkeypatch):
     monkeypatch.setenv("MOOLINK_NUM_PEERS", "1")
     monkeypatch.setenv("MOOLINK_RESTARTED", "1")
     assert RunFolder(impala("--group", "g", "--no-resume")).path == path
+    writes = RunFolder(impala("--group", "g"))  # the process that failed may leave children
+    writes.make()
+    assert RunFolder(impala("--group", "g", "--no-resume")).path == path
+    folder.os.close(writes._lock)
     assert RunFolder(impala("--group", "another", "--no-resume")).path is None
 
 
