@@ -89,6 +89,7 @@ class Run(Job):
         if self.saved is not None:
             self.normalizer.load(self.saved["state"]["normalizer"])
         self._leads = self._gathered = self._is_introduced = False
+        self._members = 1  # at the last turn: in the end some have left
         self._contributors: int | None = None  # fewest in a round since the row before
 
     def joined(
@@ -161,6 +162,7 @@ class Run(Job):
             contributors = len(set(step.stats["contributors"]))
             self._contributors = min(contributors, self._contributors or contributors)
             self._slide_window()
+        self._members = max(1, len(self._group.members()))
         if self._contributors is not None and now >= self._next_log:
             self._next_log = now + self.options.log_interval
             self._log_round(step.stats, now)
@@ -224,10 +226,9 @@ class Run(Job):
             self._log_round(stats, time.monotonic())
 
     def _log_round(self, stats: Any, now: float) -> None:
-        peers = max(1, len(self._group.members()))
         self._log(
             now,
-            f"{peers} peer{'s' if peers > 1 else ''}",
+            f"{self._members} peer{'s' if self._members > 1 else ''}",
             self._leads,
             contributors=self._contributors,
             batch_size=stats["batch_size"],

@@ -22,7 +22,7 @@ from tests.processes import ROOT
 def test_after_a_signal_a_peer_writes_its_row_leaves_the_group_and_saves(tmp_path):
     done = []
     rpc = SimpleNamespace(get_name=lambda: "peer")
-    group = SimpleNamespace(rpc=rpc, close=lambda: done.append("left"), members=list)
+    group = SimpleNamespace(rpc=rpc, close=lambda: done.append("left"))
     stats = {"contributors": ["peer"], "batch_size": 8, "grad_norm": 1.0}
     accumulator = SimpleNamespace(model_version=lambda: 3, get_gradient_stats=lambda: stats)
 
@@ -83,7 +83,7 @@ from tests.learning.processes import finish, read_until, start
 from tests.learning.stubs import Counting, options
 folder, leads, repetitions = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rpc = SimpleNamespace(get_name=lambda: "peer")
-group = SimpleNamespace(rpc=rpc, close=lambda: print("left"), members=list)
+group = SimpleNamespace(rpc=rpc, close=lambda: print("left"))
 stats = {"contributors": [], "batch_size": 0, "grad_norm": None}
 accumulator = SimpleNamespace(model_version=lambda: 3, get_gradient_stats=lambda: stats)
 sys.argv[1:] = ["--env-id", "CartPole-v1"]
