@@ -18,6 +18,17 @@ Availability device() {
   return found;
 }
 
+TEST("a name to listen at is looked up before; what is no name is left alone") {
+  for (const std::string& address : look_up_names("localhost:4431")) {
+    CHECK(address == "tcp://127.0.0.1:4431" || address == "tcp://[::1]:4431");
+  }
+  CHECK(!look_up_names("localhost:0").empty());
+  for (const char* address : {"tcp://127.0.0.1:0", "[::1]:7", ":0", "shm://", "verbs://a:1"}) {
+    CHECK(look_up_names(address) == std::vector<std::string>{address});
+  }
+  CHECK_THROWS(look_up_names("localhost:99999"), ErrorCode::invalid_argument);
+}
+
 TEST("a peer with a token uses RDMA, which does not encrypt, only with MOOLINK_VERBS=1") {
   const Defaults unasked = default_kinds(device(), true, "");
   CHECK(unasked.kinds == kWithout);
