@@ -209,6 +209,18 @@ def test_states_of_optax_and_keys_travel_as_plain_trees() -> None:
         moolink.jax.tree_like(other, plain)
 
 
+def test_a_second_loop_continues_the_optimizer(make: Make) -> None:
+    peer = make("alone", {"w": jnp.ones(3)})
+    optimizer = optax.adam(0.1)
+    for end in (2, 4):
+        for step in peer.steps(optimizer, until={"n": end}):
+            step.reduce(step.parameters, 1, {"n": 1}, means={"w": jnp.float32(2.0)})
+    assert int(peer.optimizer_state()[0].count) == 4
+    assert step.totals.mean("w") == 2.0
+    next(peer.steps(optax.adam(0.1)))
+    assert int(peer.optimizer_state()[0].count) == 0, "another optimizer begins anew"
+
+
 WITHOUT_THE_OTHER = """
 import sys
 sys.modules[{blocked!r}] = None

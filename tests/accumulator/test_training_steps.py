@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from collections import Counter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -248,6 +249,18 @@ def test_a_second_loop_continues_the_totals(make: Make) -> None:
     assert train(4) == [], "it is over already"
     steps = peer.steps(optimizer, totals={"n": 10})
     assert next(steps).totals == {"n": 10}
+
+
+def test_a_log_needs_a_place_and_is_the_leaders(make: Make, tmp_path: Path) -> None:
+    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    peers = [make(f"peer-{i}", [weight]) for i, weight in enumerate(weights)]
+    connect(peers)
+    with pytest.raises(RuntimeError, match=r'step.log\(\) needs a place: steps\(..., log="runs'):
+        next(peers[0].training_steps(lambda: None)).log({"x": 1.0})
+    for number, peer in enumerate(peers):
+        folder = tmp_path / str(number)
+        next(peer.training_steps(lambda: None, log=folder)).log({"x": 1.0})
+        assert (folder / "log.csv").exists() is peer.is_leader()
 
 
 def test_two_members_begin_a_second_loop(make: Make) -> None:
