@@ -39,9 +39,14 @@ def _checked(method: Callable[..., Any], known: frozenset[str]) -> Callable[...,
 
 def _keywords(method: Callable[..., Any]) -> list[str] | None:
     """None: it takes any."""
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+    parameters = inspect.signature(method).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
+    return _named(method)
+
+
+def _named(method: Callable[..., Any]) -> list[str]:
+    parameters = list(inspect.signature(method).parameters.values())[1:]
     return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
 
 
@@ -53,9 +58,7 @@ def _unknown(kind: type, method: Callable[..., Any], name: str) -> str:
         methods = [vars(base).get("__init__") for base in kind.__mro__]
     else:
         owner, methods = f"{kind.__name__}.{method.__name__}()", [method]
-    known = [
-        keyword for one in methods if inspect.isfunction(one) for keyword in _keywords(one) or ()
-    ]
+    known = [keyword for one in methods if inspect.isfunction(one) for keyword in _named(one)]
     close = difflib.get_close_matches(name, known, 1)
     meant = f": did you mean {close[0]!r}?" if close else "."
     has = f"It has {', '.join(known)}" if known else "It has none"

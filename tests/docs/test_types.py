@@ -22,6 +22,9 @@ PAGES = [
 # An example that another one of its page imports has the name that the page gives it.
 MODULES = {("docs/tutorials/two-peers.md", 0): "walk"}
 
+# The cells of a notebook are one program, in which cells may await.
+NOTEBOOK = "docs/tutorials/notebooks.md"
+
 # README's training loop is an excerpt of a learner: its names are the reader's.
 EXCERPT = ("README.md", 2)
 LEARNER = """
@@ -77,6 +80,9 @@ def write_examples(directory: Path) -> dict[str, tuple[str, int]]:
         for index, code in enumerate(examples_of(page)):
             if (page, index) == EXCERPT:
                 code = LEARNER + textwrap.indent(code, "    ")
+            if page == NOTEBOOK:
+                cells = "".join(examples_of(page)) if index == 0 else ""
+                code = cells and "async def cells() -> None:\n" + textwrap.indent(cells, "    ")
             name = re.sub(r"\W", "_", page.removesuffix(".md")) + f"_{index}"
             file = MODULES.get((page, index), name) + ".py"
             (directory / file).write_text(code, encoding="utf-8")
