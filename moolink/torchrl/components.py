@@ -20,6 +20,7 @@ from moolink.replay import Prioritized, Replay, Table, Uniform
 from moolink.torchrl.table_view import TableView, batch_of_one, first_of, has_no_items
 
 _FILE = "items.pt"
+_MOST_ITEMS = 2**32 - 1  # of a table
 _KIND, _VERSION = "buffer", 2
 
 
@@ -216,7 +217,8 @@ def stored_like(
     folder = getattr(storage, "scratch_dir", None)
     device = getattr(storage, "device", None)
     on_host = device in (None, "auto") or torch.device(device).type == "cpu"
-    table = Table("buffer", storage.max_size, selector)
+    # TorchRL's own lists have no limit unless one is given.
+    table = Table("buffer", min(storage.max_size, _MOST_ITEMS), selector)
     replay = Replay(table, seed=_drawn(generator), spill=folder)
     return replay, None if on_host else device
 

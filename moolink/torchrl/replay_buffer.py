@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn.utils import _set_dispatch_td_nn_modules
 from torch import Tensor
 from torchrl.data import ReplayBuffer as AnyReplayBuffer
 from torchrl.data import TensorDictReplayBuffer
@@ -21,9 +24,12 @@ WEIGHT = "priority_weight"  # TorchRL's losses and users read the weights from t
 
 _OPTIONS = {
     *("collate_fn", "pin_memory", "prefetch", "transform", "transform_factory"),
-    *("dim_extend", "delayed_init"),
+    "dim_extend",
 }
 """Arguments that TorchRL's constructor takes with their meaning."""
+
+_DEFAULTS = inspect.signature(AnyReplayBuffer.__init__).parameters
+"""Other arguments may be given with TorchRL's default."""
 
 
 class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
@@ -52,8 +58,10 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         sampler: TorchRL's `RandomSampler` or `PrioritizedSampler`.
         writer: TorchRL's `RoundRobinWriter` or `TensorDictRoundRobinWriter`.
         generator: one draw of it is the seed of the new replay.
-        options: `collate_fn`, `pin_memory`, `prefetch`, `transform`, `transform_factory`,
-            `dim_extend` (0) and `delayed_init`, as for TorchRL's buffer.
+        compilable, delayed_init: without effect: a table is never part of a compiled graph, and a
+            buffer is initialized at once.
+        options: `collate_fn`, `pin_memory`, `prefetch`, `transform`, `transform_factory` and
+            `dim_extend` (0), as for TorchRL's buffer; its other arguments with their default.
 
     Raises:
         TypeError: a table cannot do what one of TorchRL's components does, there is a replay
@@ -75,10 +83,15 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         sampler: Any = None,
         writer: Any = None,
         generator: torch.Generator | None = None,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
         **options: Any,
     ) -> None:
-        if others := options.keys() - _OPTIONS:
-            raise TypeError(f"a replay's table has no {', '.join(sorted(others))}")
+        others = options.keys() - _OPTIONS
+        if refused := [name for name in others if not _is_default(name, options[name])]:
+            raise TypeError(f"a replay's table has no {', '.join(sorted(refused))}")
+        for name in others:
+            del options[name]
         described = 1.0
         if replay is None:
             replay, described, place = components.described(storage, sampler, writer, generator)
@@ -95,6 +108,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             sampler=components.TableSampler(self._view),
             writer=components.TableWriter(self._view),
             batch_size=batch_size,
+            delayed_init=False,
             **options,
         )
         if self.dim_extend:
@@ -123,7 +137,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             else tensordicts
         )
         if len(self._transform):
-            data = self._transform.inv(data)
+            data = _applied(self._transform.inv, data)
         if data is None:
             return torch.zeros((0, 1), dtype=torch.int64)
         given = None
@@ -216,7 +230,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         for name in ("probabilities", "priorities", "times_sampled"):
             info[name] = getattr(batch, name)
         data = self._collate_fn(data)
-        return self._transform(data) if len(self._transform) else data, info
+        return _applied(self._transform, data) if len(self._transform) else data, info
 
     def _get_collate_fn(self, collate_fn: Any) -> None:
         self._collate_fn = (lambda data: data) if collate_fn is None else collate_fn
@@ -243,6 +257,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         replay, device = components.stored_like(storage, Prioritized(alpha), generator)
         super().__init__(replay, beta=beta, device=options.pop("device", device), **options)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return name in _DEFAULTS and value is _DEFAULTS[name].default
+
+
+def _applied(transform: Callable[[Any], Any], data: Any) -> Any:
+    # Else a transform takes a dict or a tensor for the entries of a TensorDict.
+    with _set_dispatch_td_nn_modules(isinstance(data, TensorDictBase)):
+        return transform(data)
 
 
 def _is_list(data: Any) -> bool:

@@ -37,6 +37,14 @@ def first_of(data: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf[0], data)
 
 
+def _is_tensordict(tree: dict[Any, Any]) -> bool:
+    return all(
+        isinstance(key, str)
+        and (_is_tensordict(value) if isinstance(value, dict) else isinstance(value, Tensor))
+        for key, value in tree.items()
+    )
+
+
 class TableView:
     """The table of a buffer, which its storage, sampler and writer share.
 
@@ -122,8 +130,8 @@ class TableView:
         return np.asarray(there[index])
 
     def _with_batch(self, tree: Any, size: int) -> Any:
-        """A TensorDict for a dict; other trees as they are."""
-        if isinstance(tree, dict):
+        """A TensorDict for a dict of which one can be made; other trees as they are."""
+        if isinstance(tree, dict) and _is_tensordict(tree):
             data = TensorDict(tree, batch_size=[size])
             return data if self.device is None else data.to(self.device)
         if self.device is None:

@@ -134,7 +134,16 @@ def one_hot_envs(count):
     return [GymWrapper(make(), categorical_action_encoding=False) for _ in range(count)]
 
 
-def test_a_collector_fills_it_and_dqn_learns_from_it():
+@pytest.fixture
+def one_thread():
+    """For small networks, whose threads would only wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_collector_fills_it_and_dqn_learns_from_it(one_thread):
     torch.manual_seed(0)
     net = torch.nn.Sequential(
         *(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU()),
@@ -250,6 +259,43 @@ def test_transforms_prefetching_and_collate(replay):
     for batch in (buffer.sample(), next(iter(buffer)), buffer.next(), buffer[:]):
         assert torch.equal(batch["twice"], 2 * batch["obs"])
     buffer.shutdown()
+
+
+def test_items_that_are_no_tensordicts_are_transformed_whole(replay):
+    buffer = moolink.torchrl.ReplayBuffer(
+        replay, transform=lambda data: torch.utils._pytree.tree_map(lambda x: 2 * x, data)
+    )
+    buffer.add(
+        {"a": torch.ones(3), "b": {"c": (torch.ones(2), [torch.ones(1)])}, 30: torch.ones(())}
+    )
+    data = buffer.sample(2)
+    assert data["a"].tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert data["b"]["c"][1][0].tolist() == [[2], [2]]
+    assert data[30].tolist() == [2, 2]
+
+
+def test_a_factory_makes_the_transform_at_once():
+    buffer = moolink.torchrl.ReplayBuffer(
+        storage=ListStorage,
+        transform_factory=lambda: lambda data: data.set("twice", 2 * data["obs"]),
+    )
+    buffer.extend(steps(1, 2))
+    assert buffer.storage.max_size == 2**32 - 1  # TorchRL's lists have no limit
+    batch = buffer.sample(3)
+    assert torch.equal(batch["twice"], 2 * batch["obs"])
+
+
+def test_arguments_with_torchrl_s_defaults_are_taken():
+    defaults = {
+        "shared": False,
+        "checkpointer": None,
+        "sample_unit": None,
+        "service_backend": "direct",
+    }
+    moolink.torchrl.ReplayBuffer(**defaults, consume_after_n_samples=None, compilable=True)
+    for refused in ({"shared": True}, {"consume_after_n_samples": 2}, {"sizes": None}):
+        with pytest.raises(TypeError, match=f"no {next(iter(refused))}"):
+            moolink.torchrl.ReplayBuffer(**refused)
 
 
 def test_states_are_saved_and_loaded(replay, tmp_path):
