@@ -271,6 +271,7 @@ def train(o: ActorLearnerOptions) -> None:
 def evaluate(o: ActorLearnerOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     torch.manual_seed(o.seed)
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size)

@@ -282,6 +282,7 @@ def train(o: ApexOptions) -> None:
 
 def evaluate(o: ApexOptions) -> None:
     """Plays with the actions of the largest Q from the checkpoint, and reports the returns."""
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)

@@ -446,6 +446,7 @@ def train(o: ImpalaOptions) -> None:
 def evaluate(o: ImpalaOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     torch.manual_seed(o.seed)
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         net = make_net(evaluation.envs, o, evaluation.saved)
         device, state = net.device, net.no_memory(evaluation.envs.num_envs)

@@ -375,6 +375,7 @@ def train(o: PpoOptions) -> None:
 def evaluate(o: PpoOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     torch.manual_seed(o.seed)
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         net = make_net(evaluation.envs, o, evaluation.saved)
         device, state = next(net.parameters()).device, net.no_memory(evaluation.envs.num_envs)

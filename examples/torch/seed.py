@@ -354,6 +354,7 @@ def train(o: SeedOptions) -> None:
 def evaluate(o: SeedOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     torch.manual_seed(o.seed)
+    torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size)
