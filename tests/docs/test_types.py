@@ -61,7 +61,7 @@ untyped_calls_exclude = torch
 [mypy-moolink.*,examples.*]
 follow_imports = silent
 
-[mypy-cupy.*,envpool.*,pettingzoo.*,pufferlib.*,ray.*,stable_baselines3.*,tensordict.*,torchrl.*]
+[mypy-cupy.*,envpool.*,minigrid.*,pettingzoo.*,pufferlib.*,ray.*,stable_baselines3.*,tensordict.*,torchrl.*]
 ignore_missing_imports = true
 follow_imports = skip
 
