@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
+
+from moolink.metrics.mean_parts import COUNT, NONFINITE, PARTS, SUM, is_part
 
 Means = Mapping[str, SupportsFloat | Iterable[SupportsFloat]]
-UNIT = 2.0**-32
-_COUNT, _SUM, _NONFINITE = " (count)", " (sum, 2^-32)", " (NaN or infinite)"
-_MOST = 2.0**31  # in size, of the values of one contribution: 64 bits hold their sum
+_BITS = 32  # after the point, of the values of means
+_UNIT = 2.0**-_BITS
+_MOST = 2**63  # in these units, of the sizes of one contribution's values: 64 bits hold their sum
 
 
 class Totals(dict[str, int]):
@@ -43,26 +45,25 @@ class Totals(dict[str, int]):
         """
         count, total, nonfinite = (
             self.get(name + part, 0) - (since or {}).get(name + part, 0)
-            for part in (_COUNT, _SUM, _NONFINITE)
+            for part in (COUNT, SUM, NONFINITE)
         )
-        if not count and name + _COUNT not in self:
-            self.missed.add(name + _COUNT)
-        return total * UNIT / count if count and not nonfinite else math.nan
+        if not count and name + COUNT not in self:
+            self.missed.add(name + COUNT)
+        return total / (count << _BITS) if count and not nonfinite else math.nan
 
     def means(self, since: Mapping[str, int] | None = None) -> dict[str, float]:
         """All means, as :meth:`mean` returns them, of those names that have values."""
-        names = [key.removesuffix(_COUNT) for key in self if key.endswith(_COUNT)]
+        names = [key.removesuffix(COUNT) for key in self if key.endswith(COUNT)]
         earlier = since or {}
         return {
             name: self.mean(name, since)
             for name in names
-            if self[name + _COUNT] > earlier.get(name + _COUNT, 0)
+            if self[name + COUNT] > earlier.get(name + COUNT, 0)
         }
 
     def counters(self) -> dict[str, int]:
         """The totals without those that are parts of means."""
-        parts = (_COUNT, _SUM, _NONFINITE)
-        return {name: value for name, value in self.items() if not name.endswith(parts)}
+        return {name: value for name, value in self.items() if not is_part(name)}
 
 
 def with_means(counters: Mapping[str, int] | None, means: Means | None) -> Mapping[str, int] | None:
@@ -70,35 +71,49 @@ def with_means(counters: Mapping[str, int] | None, means: Means | None) -> Mappi
 
     Raises:
         TypeError: a value is no number.
-        ValueError: the values of a mean are too large.
+        ValueError: the values of a mean are too large, or a counter has a name such as those that
+            means travel as.
     """
+    for name in counters or ():
+        if isinstance(name, str) and is_part(name):
+            raise ValueError(
+                f"the counter {name!r} needs another name: those that end in "
+                f"{', '.join(map(repr, PARTS))} are parts of means"
+            )
     if not means:
         return counters
     sums = dict(counters or {})
     for name, given in means.items():
         values = _numbers(name, given)
-        finite = [value for value in values if math.isfinite(value)]
+        finite = [round(value / _UNIT) for value in values if math.isfinite(value)]
         if sum(map(abs, finite)) >= _MOST:
             raise ValueError(
                 f"the values of the mean {name!r} have a sum of 2**31 or more: give them in a "
                 "larger unit"
             )
-        sums[name + _COUNT] = len(values)
-        sums[name + _SUM] = sum(round(value / UNIT) for value in finite)
+        sums[name + COUNT] = len(values)
+        sums[name + SUM] = sum(finite)
         if len(finite) < len(values):
-            sums[name + _NONFINITE] = len(values) - len(finite)
+            sums[name + NONFINITE] = len(values) - len(finite)
     return sums
 
 
 def _numbers(name: str, given: SupportsFloat | Iterable[SupportsFloat]) -> list[float]:
+    values: list[Any]
     try:
-        values = list(given)  # type: ignore[arg-type]
+        values = [given] if isinstance(given, str) else list(given)  # type: ignore[arg-type]
     except TypeError:  # one number; arrays without dimensions are no iterables either
-        values = [given]  # type: ignore[list-item]
+        values = [given]
     try:
-        # item(): torch warns of float() of a tensor with gradients.
-        return [float(v.item() if hasattr(v, "item") else v) for v in values]
-    except (TypeError, ValueError):
+        return [_number(value) for value in values]
+    except (TypeError, ValueError, RuntimeError):  # torch's, of an array of several elements
         raise TypeError(
             f"the mean {name!r} takes a number or an iterable of numbers, not {given!r}"
         ) from None
+
+
+def _number(value: SupportsFloat) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError("a text")
+    # item(): torch warns of float() of a tensor with gradients.
+    return float(value.item() if hasattr(value, "item") else value)

@@ -69,6 +69,8 @@ class TrainingStep:
                 the mean over all contributions.
 
         Raises:
+            ValueError: a counter's name ends as those do that means travel as, such as
+                "loss (count)".
             RuntimeError: it was already called in this turn, or the turn is over, because the
                 parameters are of a later version.
         """
@@ -100,7 +102,7 @@ class TrainingStep:
     def skip(self, counters: Mapping[str, int] | None = None) -> None:
         """Contributes counters only; as the accumulator's ``skip_gradients``. Never needed."""
         self._require_current("skip")
-        self._accumulator.skip_gradients(counters)
+        self._accumulator.skip_gradients(with_means(counters, None))
 
     def _require_current(self, method: str) -> None:
         version = self._accumulator.model_version()

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,15 @@ _PAUSE = 0.1
 
 _started: tuple[str, int, subprocess.Popen[bytes]] | None = None  # address, our pid, the child
 _alone: tuple[str, int, Broker] | None = None  # address, our pid
+_lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that the child does not have may hold the other
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def of_this_process() -> str:
@@ -35,14 +45,15 @@ def of_this_process() -> str:
         moolink.Error: it cannot listen.
     """
     global _alone
-    if _alone is None or _alone[1] != os.getpid():
-        from moolink.group.broker_peer import Broker
+    with _lock:
+        if _alone is None or _alone[1] != os.getpid():
+            from moolink.group.broker_peer import Broker
 
-        broker = Broker(first=True)
-        address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
-        atexit.register(_close, broker, os.getpid())
-        _alone = (address, os.getpid(), broker)
-    return _alone[0]
+            broker = Broker(first=True)
+            address = broker.listen("127.0.0.1:0")[0].removeprefix("tcp://")
+            atexit.register(_close, broker, os.getpid())
+            _alone = (address, os.getpid(), broker)
+        return _alone[0]
 
 
 def _close(broker: Broker, pid: int) -> None:
@@ -56,6 +67,11 @@ def start(address: str) -> None:
     Raises:
         moolink.Error: it cannot listen.
     """
+    with _lock:
+        _start(address)
+
+
+def _start(address: str) -> None:
     global _started
     mine = _started is not None and _started[:2] == (address, os.getpid())
     if mine and _started is not None and _started[2].poll() is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from moolink.errors import Closed
 from moolink.internal import logs
+from moolink.metrics.mean_parts import is_part
 from moolink.metrics.registry import BOUNDS, Histogram, Registry
 from moolink.metrics.sources import Value
 
@@ -66,8 +67,7 @@ class Rounds:
 
     def contributed(self, batch_size: int, counters: Mapping[str, int]) -> None:
         """Notes a contribution of this peer. The leader warns if many make no round."""
-        for name, value in counters.items():
-            self._own[name] = self._own.get(name, 0) + value
+        _add(self._own, counters)
         if self._contributed == 0:
             self._since = time.monotonic()
         self._contributed += batch_size
@@ -105,8 +105,7 @@ class Rounds:
         for phase, histogram in self._phases.items():
             if (seconds_of := phases[phase]) is not None:
                 histogram.observe(seconds_of)
-        for name, value in stats["counters"].items():
-            self._counters[name] = self._counters.get(name, 0) + value
+        _add(self._counters, stats["counters"])
         for count, value in zip(_COUNTS, _values(stats), strict=True):
             self._counts[count] += value
         self._last.append(
@@ -169,6 +168,12 @@ _COUNTS = (
     "moolink_samples_total",
     "moolink_staleness_updates_total",
 )
+
+
+def _add(sums: dict[str, int], counters: Mapping[str, int]) -> None:
+    for name, value in counters.items():
+        if not is_part(name):
+            sums[name] = sums.get(name, 0) + value
 
 
 def _values(stats: GradientStats) -> tuple[int, ...]:

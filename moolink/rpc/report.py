@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moolink import metrics
 from moolink.internal import forks, logs
-from moolink.metrics.family import Family
+from moolink.metrics.family import Family, HistogramValue, Sample
 from moolink.metrics.rounds import Rounds
 from moolink.rpc import serving
 
@@ -30,6 +30,7 @@ _ONLY_THE_JOB = "\x01"
 MOST_PATHS = 64  # of a report
 MOST_OWN = 1000  # samples of the user's own metrics
 MOST_ENVIRONMENTS = 16
+MOST_NUMBER = 1 << 63  # in size, of a metric of moolink's own: a broker refuses more
 
 
 class _Process:
@@ -82,7 +83,10 @@ def _report(rpc: Rpc | None) -> str:
         "pid": os.getpid(),
         "process": PROCESS.get(),
         # The broker knows the rest of moolink's own metrics from moolink.metrics.table.
-        "metrics": {family.name: family.samples for family in metrics.sources.families(rpc)},
+        "metrics": {
+            family.name: [_clamped(sample) for sample in family.samples]
+            for family in metrics.sources.families(rpc)
+        },
         "own": _first(metrics.registry.families()),
         "script": _script(),
         "environments": _environments(rpc),
@@ -90,6 +94,13 @@ def _report(rpc: Rpc | None) -> str:
         "models": [model for model in models if model is not None],
     }
     return json.dumps(told)
+
+
+def _clamped(sample: Sample) -> Sample:
+    """With a number that the broker takes: a sum of counters may have more bits than a counter."""
+    if isinstance(sample.value, HistogramValue):
+        return sample
+    return sample._replace(value=max(-MOST_NUMBER, min(sample.value, MOST_NUMBER)))
 
 
 @functools.cache

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
 from moolink.accumulate import Totals
 from moolink.accumulate.totals import with_means
+from moolink.dashboard.report import read
+from moolink.rpc import report as rpc_report
 from tests.accumulator.loops import Make, connect, pump
 from tests.waiting import until
 
@@ -57,7 +62,9 @@ def test_what_is_not_finite_makes_the_mean_nan() -> None:
     assert after.mean("loss", since=before) == 2.0
 
 
-@pytest.mark.parametrize("value", ["high", [1.0, None], object()])
+@pytest.mark.parametrize(
+    "value", ["high", "35", ["1"], [1.0, None], object(), torch.ones(2, 2), np.ones((2, 2))]
+)
 def test_a_value_is_a_number(value: object) -> None:
     with pytest.raises(TypeError, match="the mean 'loss' takes a number or an iterable of numbers"):
         with_means(None, {"loss": value})  # type: ignore[dict-item]
@@ -66,6 +73,36 @@ def test_a_value_is_a_number(value: object) -> None:
 def test_too_large_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the mean 'loss' have a sum of 2\*\*31"):
         with_means(None, {"loss": 3e9})
+    with pytest.raises(ValueError, match=r"the mean 'loss' have a sum of 2\*\*31"):
+        with_means(None, {"loss": [2.0**31 - 2.0**-22, *[1.2e-10] * 2000]})  # of rounded ones
+
+
+def test_a_mean_is_rounded_once() -> None:
+    sums = Totals()
+    for value in range(1, 400):
+        for name, part in (with_means(None, {"x": [value * 7919.3, 1 / value]}) or {}).items():
+            sums[name] += part
+        exact = Fraction(sums["x (sum, 2^-32)"], sums["x (count)"] << 32)
+        assert sums.mean("x") == float(exact)
+
+
+def test_counters_have_other_names_than_parts_of_means() -> None:
+    with pytest.raises(ValueError, match=r"the counter 'm \(count\)' needs another name"):
+        with_means({"m (count)": 5}, {"m": [1.0]})
+    with pytest.raises(ValueError, match=r"the counter 'm \(count\)' needs another name"):
+        with_means({"m (count)": 5}, None)
+
+
+def test_reports_to_the_broker_stay_readable(make: Make) -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    peer = make("alone", [weight])
+    for step in peer.training_steps(lambda: None, until={"n": 3}):
+        weight.grad = torch.ones(2)
+        step.reduce(1, {"steps": 2**63 - 1, "n": 1}, means={"return": 2.0**30})
+    told = rpc_report._report(peer._group.rpc)
+    known = read(told)
+    assert known.steps == {peer._group.name(): 2.0**63}
+    assert "return" not in json.dumps(known.raw)
 
 
 def test_members_have_the_same_means(make: Make) -> None:

@@ -236,3 +236,22 @@ def test_an_error_names_the_variable(variables: Mapping[str, str], words: str) -
 )
 def test_an_address_without_a_rank_is_of_no_launcher(given: dict[str, str]) -> None:
     assert place(given).source == "alone"
+
+
+def test_the_threads_of_a_process_have_one_broker() -> None:
+    code = """
+import threading
+from moolink.launch import own_broker
+found, together = [], threading.Barrier(4)
+def ask():
+    together.wait()
+    found.append(own_broker.of_this_process())
+threads = [threading.Thread(target=ask) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(found), len(set(found)))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS_LIMIT
+    )
+    assert ended.stdout.split() == ["4", "1"], ended.stderr
