@@ -487,7 +487,11 @@ class AccumulatorBase(Adapter, Closing):
                 :class:`moolink.metrics.RunLog`.
 
         Raises:
-            moolink.FileError: the checkpoint is damaged, or of another model or loop.
+            ValueError: ``totals`` is given beside ``checkpoint``, which has its own.
+            moolink.FileError: the checkpoint is damaged, or of another model or loop; nothing has
+                changed. Exceptions of ``load_state`` come as they are.
+            OSError: in the loop, at its end: the checkpoint cannot be written. Before that, this is
+                a warning, and the leader tries again after ``every`` seconds.
             RuntimeError: ``connect()`` was called before, with ``checkpoint``.
 
         An observer gets a turn after each round and each state; it cannot contribute. One that

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from moolink.accumulate.checkpoints import Checkpoint
+from moolink.accumulate.left_out_rounds import checked_carried
 from moolink.accumulate.parting import leave_together, take_news
 from moolink.accumulate.totals import Means, Totals, with_means
 from moolink.internal import logs
@@ -114,6 +116,16 @@ class TrainingStep:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnState:
+    """An adapter's state in a loop, which travels with the user's as its ``"users"``."""
+
+    install: Callable[[Any], None]
+    """Takes what ``LoopOptions.state`` returned at another peer, but for the user's part."""
+    keep: Callable[[], Callable[[], None]]
+    """Returns a function that brings back the state as it is now."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LoopOptions:
     """The arguments of ``training_steps`` and ``steps``, which are documented there."""
 
@@ -125,6 +137,7 @@ class LoopOptions:
     checkpoint: str | os.PathLike[str] | None
     every: float
     log: str | os.PathLike[str] | RunLog | None
+    own: OwnState | None = None
 
 
 @dataclasses.dataclass
@@ -134,6 +147,8 @@ class Progress:
     totals: Totals
     rounds: int = 0  # in the totals, beside those that the user gave
     stats: GradientStats | None = None
+    run: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    """Names the run, from its first leader on: its checkpoints have it."""
 
 
 def training_steps(
@@ -161,10 +176,15 @@ class _Loop:
         log = options.log
         self._log = log if log is None or isinstance(log, RunLog) else RunLog(log)
         self._checkpoint: Checkpoint | None = None
+        if options.checkpoint is not None and options.totals is not None:
+            raise ValueError(
+                "checkpoint= and totals= contradict each other: a checkpoint has the totals with "
+                "which the counters go on"
+            )
         if options.checkpoint is not None and not accumulator.is_observer():
             self._checkpoint = Checkpoint(accumulator, options.checkpoint, options.every)
-            if accumulator._progress is None:
-                self._checkpoint.load(self._resume)
+            if accumulator._progress is None and (saved := self._checkpoint.read()) is not None:
+                self._resume(self._checkpoint, saved)
 
     def turns(self) -> Iterator[Any]:
         accumulator, options = self._accumulator, self._options
@@ -180,7 +200,8 @@ class _Loop:
             accumulator._group.update()
             if over and leave_together(accumulator, self._captured, options.idle):
                 accumulator._rounds.is_over = True
-                self._save(accumulator.is_leader())
+                if self._checkpoint is not None and accumulator.is_leader():
+                    self._checkpoint.save(self._progress.run, self._rest)
                 return
             was_connected = accumulator.connected()
             take_news(accumulator.update)
@@ -197,7 +218,8 @@ class _Loop:
                 continue
             if over := (changed or begins) and self._is_over():
                 continue
-            self._save(self._checkpoint is not None and self._checkpoint.is_due())
+            if self._checkpoint is not None:
+                self._checkpoint.save_if_due(self._progress.run, self._rest)
             if accumulator.wants_gradients() or (changed and accumulator.is_observer()):
                 yield self._step()
             elif not changed:
@@ -217,15 +239,30 @@ class _Loop:
     def _captured(self) -> dict[str, Any]:
         progress, state = self._progress, self._options.state
         users = None if state is None else state()
-        return {MARK: progress.rounds, "totals": dict(progress.totals), "state": users}
+        return {
+            MARK: progress.rounds,
+            "run": progress.run,
+            "totals": dict(progress.totals),
+            "state": users,
+        }
 
     def _take_state(self, received: Any) -> None:
         if not _is_whole(received):
             return
-        self._progress.rounds = received[MARK]
-        self._progress.totals = Totals(received["totals"])
+        self._install(received)
+        progress = self._progress
+        progress.rounds, progress.totals = received[MARK], Totals(received["totals"])
+        progress.run = received.get("run", progress.run)
+        self._load_users(received)
+
+    def _install(self, received: dict[str, Any]) -> None:
+        if self._options.own is not None:
+            self._options.own.install(received["state"])
+
+    def _load_users(self, received: dict[str, Any]) -> None:
         if self._options.load_state is not None:
-            self._options.load_state(received["state"])
+            state = received["state"]
+            self._options.load_state(state if self._options.own is None else state["users"])
 
     def _apply_round(self) -> None:
         accumulator, progress = self._accumulator, self._progress
@@ -250,17 +287,33 @@ class _Loop:
             _tell_of_missed(totals, rounds)
         return over
 
-    def _resume(self, saved: dict[str, Any]) -> None:
-        """Takes over what :meth:`_save` has saved."""
-        self._accumulator._progress = Progress(Totals({}))
-        self._take_state(saved["loop"])
-        self._progress.stats = saved["stats"]
+    def _resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
+        """Takes over a checkpoint, whole or not at all, and then lets the user load the rest."""
+        accumulator, own = self._accumulator, self._options.own
+        bring_back = None if own is None else own.keep()
+        with checkpoint.refusing():
+            loop, stats = saved["rest"]["loop"], saved["rest"]["stats"]
+            version = integer_of(saved["version"], "version", 0)
+            carried = checked_carried(*saved["carried"])
+            if loop is None or not _is_whole(loop):
+                raise TypeError("it has no state of a loop")
+            try:
+                self._install(loop)
+                accumulator._install(saved["model"])  # which checks all of it first
+                accumulator.set_model_version(version)
+            except BaseException:
+                if bring_back is not None:
+                    bring_back()
+                raise
+        self._load_users(loop)
+        accumulator._left_out.take_over(*carried)
+        accumulator._progress = Progress(Totals(loop["totals"]), loop[MARK], stats)
+        accumulator._progress.run = loop.get("run", accumulator._progress.run)
 
-    def _save(self, is_wanted: bool) -> None:
-        if is_wanted and self._checkpoint is not None:
-            stats = self._progress.stats
-            known = None if stats is None else dict(stats)
-            self._checkpoint.save({"loop": self._captured(), "stats": known})
+    def _rest(self) -> dict[str, Any]:
+        """What a checkpoint has beside the model."""
+        stats = self._progress.stats
+        return {"loop": self._captured(), "stats": None if stats is None else dict(stats)}
 
 
 def _target(until: Until | None) -> dict[str, int]:
@@ -319,7 +372,8 @@ def _is_whole(received: Any) -> bool:
     sums = isinstance(totals, dict) and all(
         type(name) is str and type(value) is int for name, value in totals.items()
     )
-    if not sums or type(received.get(MARK)) is not int or "state" not in received:
+    whole = sums and type(received.get(MARK)) is int and type(received.get("run", "")) is str
+    if not whole or "state" not in received:
         raise RuntimeError(
             "the leader's state is not one of training_steps(): use the same loop at every peer"
         )

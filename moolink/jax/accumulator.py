@@ -249,6 +249,14 @@ class Accumulator(AccumulatorBase):
             every: seconds between two times that it is written; it is also written at the end.
             log: where ``step.log()`` writes: a folder, for ``log.csv``, or a
                 :class:`moolink.metrics.RunLog`.
+
+        Raises:
+            ValueError: ``totals`` is given beside ``checkpoint``, which has its own.
+            moolink.FileError: the checkpoint is damaged, or of another model or loop; nothing has
+                changed. Exceptions of ``load_state`` come as they are.
+            OSError: in the loop, at its end: the checkpoint cannot be written. Before that, this is
+                a warning, and the leader tries again after ``every`` seconds.
+            RuntimeError: ``connect()`` was called before, with ``checkpoint``.
         """
         if optimizer_state is None and optimizer is self._optimizer:
             optimizer_state = self._optimizer_state  # of the loop before
@@ -277,10 +285,14 @@ class Accumulator(AccumulatorBase):
                 self._optimizer_state = load_optimizer_state(mine, common)
             else:
                 self._optimizer_state = tree_like(mine, received["jax"], "the optimizer's state")
-            if load_state is not None:
-                load_state(received["users"])
 
-        options = loops.LoopOptions(capture, install, until, totals, idle, checkpoint, every, log)
+        def keep() -> Callable[[], None]:
+            return partial(setattr, self, "_optimizer_state", self._optimizer_state)
+
+        own = loops.OwnState(install, keep)
+        options = loops.LoopOptions(
+            capture, load_state, until, totals, idle, checkpoint, every, log, own=own
+        )
         return loops.training_steps(self, apply, options)
 
     def training_steps(self, apply: Callable[[], None], **options: Any) -> Iterator[TrainingStep]:

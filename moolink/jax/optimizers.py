@@ -35,7 +35,7 @@ def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
     """
     mine = optimizer_state(like)
     theirs = state["moments"]
-    if mine is None or not set(theirs) <= set(mine["moments"]):
+    if mine is None or (theirs and set(theirs) != set(mine["moments"])):
         has = "other values" if mine is None else sorted(mine["moments"])
         raise ValueError(
             f"the state that came has {sorted(theirs)}, and this peer's optimizer {has}: use the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import os
@@ -21,6 +22,7 @@ from moolink.accumulate.options import AccumulatorOptions
 from moolink.accumulate.totals import Totals
 from moolink.accumulate.training_steps import (
     LoopOptions,
+    OwnState,
     Until,
     checked_loop_state,
     training_steps,
@@ -202,8 +204,12 @@ class Accumulator(AccumulatorBase):
 
         Raises:
             TypeError: ``scheduler.step`` needs an argument, as ``ReduceLROnPlateau``'s does.
-            ValueError: the optimizer has none of this accumulator's parameters.
-            moolink.FileError: the checkpoint is damaged, or of another model or loop.
+            ValueError: the optimizer has none of this accumulator's parameters, or ``totals`` is
+                given beside ``checkpoint``, which has its own.
+            moolink.FileError: the checkpoint is damaged, or of another model or loop; nothing has
+                changed. Exceptions of ``load_state`` come as they are.
+            OSError: in the loop, at its end: the checkpoint cannot be written. Before that, this is
+                a warning, and the leader tries again after ``every`` seconds.
             RuntimeError: ``connect()`` was called before, with ``checkpoint``.
         """
         self._check_optimizer(optimizer)
@@ -239,10 +245,22 @@ class Accumulator(AccumulatorBase):
             if scheduler is not None and received.get("scheduler") is not None:
                 schedule = tree_like(scheduler.state_dict(), received["scheduler"])
                 scheduler.load_state_dict(schedule)
-            if load_state is not None:
-                load_state(received["users"])
 
-        options = LoopOptions(capture, install, until, totals, idle, checkpoint, every, log)
+        def keep() -> Callable[[], None]:
+            before = copy.deepcopy(optimizer.state_dict())
+            schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+
+            def bring_back() -> None:
+                optimizer.load_state_dict(before)
+                if schedule is not None:
+                    scheduler.load_state_dict(schedule)
+
+            return bring_back
+
+        own = OwnState(install, keep)
+        options = LoopOptions(
+            capture, load_state, until, totals, idle, checkpoint, every, log, own=own
+        )
         return training_steps(self, apply, options)
 
     def reduce_during_backward(

@@ -50,10 +50,10 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     """Copies a state from :func:`optimizer_state` of this or another framework.
 
     Raises:
-        ValueError: the state is that of another optimizer.
+        ValueError: the state is that of another optimizer, or of other parameters.
     """
     names, moments = MOMENTS.get(type(optimizer), {}), state["moments"]
-    if not set(moments) <= set(names):
+    if moments and set(moments) != set(names):  # none: it has made no update, or needs none
         raise ValueError(
             f"the state that came has {sorted(moments)}, and {type(optimizer).__name__} "
             f"{sorted(names)}: use the same optimizer at every member"
@@ -62,6 +62,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     indices = [index for group in own["param_groups"] for index in group["params"]]
     if any(len(moment) != len(indices) for moment in moments.values()):
         raise ValueError(f"the state that came is not of {len(indices)} parameters")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, moment in moments.items():
+        for p, value in zip(parameters, moment, strict=True):
+            if tuple(value.shape) != tuple(p.shape):
+                raise ValueError(
+                    f"{name} of the state that came is of shape {tuple(value.shape)}, and the "
+                    f"parameter of {tuple(p.shape)}"
+                )
     states: dict[int, dict[str, Any]] = {index: {} for index in indices} if moments else {}
     for name, moment in moments.items():
         for index, value in zip(indices, moment, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.accumulate.checkpoints import Checkpoint
 
 
 class Learner:
@@ -168,3 +170,145 @@ def test_jax_and_torch_read_each_others(learner: Any, tmp_path: Path, broker_add
         assert step.version == 2
         assert all((a == b).all() for a, b in zip(step.parameters, weights, strict=True))
         assert int(step.optimizer_state[0].count) == 2
+
+
+def kept(one: Learner) -> list[Any]:
+    parameters = [p.detach().clone() for p in one.model.parameters()]
+    return [parameters, one.accumulator.model_version(), one.optimizer.param_groups[0]["lr"]]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, "shape", "scheduler"])
+def test_what_is_refused_changes_nothing_and_another_file_loads(
+    learner: Any, tmp_path: Path, kind: Any
+) -> None:
+    bad, good, options = tmp_path / "bad.ckpt", tmp_path / "good.ckpt", {}
+    if isinstance(kind, str):
+        learner(hidden=2 if kind == "shape" else 1).train(2, checkpoint=bad)
+        if kind == "scheduler":
+            raising = learner()
+            options = {"scheduler": Refusing(raising.optimizer)}
+            raising.train(2, checkpoint=bad.with_name("with.ckpt"), **options)
+            bad = bad.with_name("with.ckpt")
+    else:
+        other = learner()
+        other.optimizer = kind(other.model.parameters(), lr=0.5, momentum=0)
+        other.train(2, checkpoint=bad)
+        if kind is torch.optim.SGD:  # which without momentum has no state: Adam's does not fit it
+            one = learner()
+            one.train(2, checkpoint=bad.with_name("adam.ckpt"))
+            bad = bad.with_name("adam.ckpt")
+    trained = learner()
+    trained.train(3, checkpoint=good)
+    weights = [p.detach().clone() for p in trained.model.parameters()]
+    one = learner()
+    if kind is torch.optim.SGD:
+        one.optimizer = torch.optim.SGD(one.model.parameters(), lr=0.05)
+    if kind == "scheduler":
+        options = {"scheduler": Refusing(one.optimizer)}
+        options["scheduler"].refuses = True
+    before = kept(one)
+    with pytest.raises(moolink.FileError, match="is not a checkpoint of this model"):
+        one.accumulator.steps(one.optimizer, checkpoint=bad, **options)
+    after = kept(one)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+    assert after[1:] == before[1:]
+    assert not one.optimizer.state_dict()["state"]
+    if kind is torch.optim.SGD:
+        one.optimizer = torch.optim.Adam(one.model.parameters())
+    one.accumulator.steps(one.optimizer, checkpoint=good)
+    assert one.accumulator.model_version() == 3
+    assert all(torch.equal(a, b) for a, b in zip(weights, one.model.parameters(), strict=True))
+
+
+class Refusing(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that refuses one state."""
+
+    refuses = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, 100)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.refuses:
+            self.refuses = False
+            raise ValueError("another schedule")
+        super().load_state_dict(state_dict)
+
+
+def test_an_error_of_load_state_comes_as_it_is(learner: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    learner().train(2, checkpoint=path)
+
+    def load(state: Any) -> None:
+        raise KeyError("the user's own")
+
+    one = learner()
+    with pytest.raises(KeyError, match="the user's own"):
+        one.accumulator.steps(one.optimizer, checkpoint=path, load_state=load)
+    one.accumulator.steps(one.optimizer, checkpoint=path)
+    assert one.accumulator.model_version() == 2
+
+
+def test_totals_beside_a_checkpoint_are_refused(learner: Any, tmp_path: Path) -> None:
+    one = learner()
+    with pytest.raises(ValueError, match="checkpoint= and totals= contradict each other"):
+        one.accumulator.steps(one.optimizer, checkpoint=tmp_path / "run.ckpt", totals={"n": 1})
+
+
+def test_a_loop_outlives_a_folder_that_cannot_be_written(
+    learner: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning comes at once, though the first time is due after a minute. Only the last time
+    raises."""
+    path = Path("/proc/nowhere/run.ckpt")
+    for count, every in enumerate((60.0, 0.0), start=1):
+        one = learner()
+        with pytest.raises(FileNotFoundError, match="/proc/nowhere"):
+            one.train(3, checkpoint=path, every=every)
+        assert one.accumulator.model_version() == 3
+        assert caplog.text.count("the checkpoint cannot be written") == count
+
+
+def test_a_newer_checkpoint_of_the_run_stays(learner: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    one = learner()
+    one.train(2, checkpoint=path)
+    run, newer = one.accumulator._progress.run, path.read_bytes()
+    stale = learner()
+    stale.accumulator.set_model_version(1)
+    checkpoint = Checkpoint(stale.accumulator, path, 60.0)
+    checkpoint.save(run, dict)
+    assert path.read_bytes() == newer
+    checkpoint.save("another run", dict)
+    assert path.read_bytes() != newer
+
+
+def test_it_is_written_again_only_after_a_round(learner: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    learner().train(2, checkpoint=path)
+    before = path.stat()
+    learner().train(2, checkpoint=path, every=0)
+    assert path.stat() == before
+
+
+def test_members_and_resumed_jobs_are_of_one_run(
+    learner: Any, tmp_path: Path, broker_address: str
+) -> None:
+    path = tmp_path / "run.ckpt"
+    with contextlib.ExitStack() as stack:
+        members = [Learner(broker_address, stack) for _ in range(2)]
+        for member in members:
+            member.accumulator.set_virtual_batch_size(4)
+        threads = [
+            threading.Thread(target=member.train, args=(4,), kwargs={"checkpoint": path})
+            for member in members
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        runs = {member.accumulator._progress.run for member in members}
+    one = learner()
+    one.accumulator.steps(one.optimizer, checkpoint=path)
+    assert {*runs, one.accumulator._progress.run} == runs
+    assert len(runs) == 1
