@@ -87,6 +87,7 @@ class TrainingStep:
 
         Raises:
             RuntimeError: ``steps()`` was called without ``log=``.
+            ValueError: two columns would have one name, for example "version", or a counter's.
         """
         if self._run_log is None:
             raise RuntimeError('step.log() needs a place: steps(..., log="runs/name")')

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import csv
 import importlib.util
 import io
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from moolink import files
 from moolink.errors import FileError
+from moolink.metrics.mean_parts import COUNT, is_part
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +34,8 @@ class RunLog:
     training loop writes them at the leader.
 
     If the folder has a log, it goes on: rows of the row's version and later ones, which belong to
-    a job that was begun anew or resumed from an earlier checkpoint, are removed.
+    a job that was begun anew or resumed from an earlier checkpoint, are removed. The seconds go on
+    from the last row, and so do the means, for which ``.log.sums`` is kept beside the log.
 
     Args:
         folder: is made if need be.
@@ -56,9 +61,12 @@ class RunLog:
         if wandb is not None:
             _require("wandb", f"wandb={wandb!r}")
         self._wants_tensorboard, self._project, self._x = tensorboard, wandb, x
-        self._columns: list[str] | None = None  # None: no row has been written
-        self._started = time.monotonic()
-        self._before: Totals | None = None
+        self._sums = Path(folder) / ".log.sums"  # the parts of means at each row, a line each
+        self._columns: list[str] = []
+        self._written: tuple[int, int] | None = None  # the file as the last row left it
+        self._made = time.monotonic()
+        self._started = self._made  # when `seconds` was 0
+        self._before: dict[str, int] = {}  # the parts of means at the row before
         self._tensorboard: Any = None
         self._wandb: Any = None
 
@@ -71,18 +79,26 @@ class RunLog:
         """Writes a row: seconds, version, totals, means over the rounds since the row before, and
         values, which may be None.
 
+        The row before may be another leader's, or of the job that this one resumes.
+
         Raises:
+            ValueError: two columns have one name, such as that of a counter and of a value.
             moolink.FileError: ``log.csv`` is there, and is no such log.
             OSError: it cannot be written.
         """
-        if self._columns is None:
-            self._begin(version)
+        given = {name: _plain(value) for name, value in (values or {}).items()}
+        _check_names(totals, given)
+        if self._written is None or self._written != self._found():
+            self._begin(version)  # another leader may have written since
         row: Row = {"seconds": round(time.monotonic() - self._started, 3), "version": version}
         row |= totals.counters()
         row |= totals.means(self._before)
-        row |= {name: _plain(value) for name, value in (values or {}).items()}
-        self._before = totals
+        row |= given
         self._append(row)
+        self._before = {name: value for name, value in totals.items() if is_part(name)}
+        with self._sums.open("a") as file:
+            file.write(json.dumps([version, self._before]) + "\n")
+        self._written = self._found()
         self._show(version if self._x is None else totals[self._x], row)
 
     def close(self) -> None:
@@ -97,21 +113,53 @@ class RunLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._rows() if int(row["version"]) < version]
         self._columns = list(dict.fromkeys([*_FIRST, *(name for row in rows for name in row)]))
+        since = self._since_last_row()
         self._rewrite(rows)
-        if rows:
-            self._started -= float(rows[-1]["seconds"])
+        seconds = float(rows[-1]["seconds"]) if rows else 0.0
+        self._started = (time.monotonic() - since if rows else self._made) - seconds
+        self._keep_sums({int(row["version"]) for row in rows})
         # Imported here: only the leader needs them, and they take half a second.
-        if self._wants_tensorboard:
+        if self._wants_tensorboard and self._tensorboard is None:
             from tensorboard.summary import Writer
 
             self._tensorboard = Writer(str(self.path.parent))
-        if self._project is not None:
+        if self._project is not None and self._wandb is None:
             import wandb
 
             self._wandb = wandb.init(project=self._project, dir=str(self.path.parent))
 
+    def _since_last_row(self) -> float:
+        """Seconds since the file's last row, as far as this log was there: a job that is resumed
+        does not count the time in between."""
+        age = time.monotonic() - self._made
+        if not self.path.exists():
+            return age
+        return min(age, max(0.0, time.time() - self.path.stat().st_mtime))
+
+    def _keep_sums(self, versions: set[int]) -> None:
+        """Keeps the lines of these rows, and takes those parts of means that the last one has."""
+        self._before = {}
+        kept = []
+        text = self._sums.read_text(errors="replace") if self._sums.exists() else ""
+        for line in text.splitlines(keepends=True):
+            # A process that was killed may have left a part of a line.
+            with contextlib.suppress(ValueError, TypeError):
+                version, sums = json.loads(line)
+                if version in versions:
+                    kept.append(line)
+                    if version == max(versions):
+                        self._before = {name: int(value) for name, value in dict(sums).items()}
+        with files.written(self._sums) as file:
+            file.write("".join(kept).encode())
+
+    def _found(self) -> tuple[int, int] | None:
+        """Tells whether the file has changed; None: there is none."""
+        if not self.path.exists():
+            return None
+        found = self.path.stat()
+        return found.st_ino, found.st_size
+
     def _append(self, row: Row) -> None:
-        assert self._columns is not None
         if more := [name for name in row if name not in self._columns]:
             rows = self._rows()
             self._columns += more
@@ -148,13 +196,22 @@ class RunLog:
         return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        assert self._columns is not None
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
         with files.written(self.path) as file:
             file.write(text.getvalue().encode())
+
+
+def _check_names(totals: Totals, given: Mapping[str, float | None]) -> None:
+    means = (name.removesuffix(COUNT) for name in totals if name.endswith(COUNT))
+    names = collections.Counter([*_FIRST, *totals.counters(), *means, *given])
+    if twice := [name for name, number in names.items() if number > 1]:
+        raise ValueError(
+            f"a row has one column {twice[0]!r}: name counters, means and values of step.log() "
+            f"differently from each other, and not {' or '.join(map(repr, _FIRST))}"
+        )
 
 
 def _plain(value: SupportsFloat | None) -> float | None:

@@ -115,3 +115,45 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     step, row = noted[1]
     assert (step, row["steps"], row["return"], row["loss"]) == (7, 64, 2.0, 0.5)
     assert noted[2] == "finished"
+
+
+def test_another_leader_goes_on_from_the_last_row(tmp_path: Path) -> None:
+    """Two members' logs of one folder, the second of which is older than its first row."""
+    first, second = RunLog(tmp_path), RunLog(tmp_path)
+    for log in (first, second):
+        log._made -= 1000.0
+        log._started -= 1000.0
+    first.write(1, totals(1, 1.0))
+    second.write(2, totals(2, 1.0, 5.0))
+    second.write(3, totals(3, 1.0, 5.0, 6.0), {"rate": 0.5})
+    first.write(4, totals(4, 1.0, 5.0, 6.0, 8.0), {"other": 2.0})
+    found = rows(first)
+    assert [row["return"] for row in found] == ["1.0", "5.0", "6.0", "8.0"]
+    assert [row["rate"] for row in found] == ["", "", "0.5", ""]
+    assert found[3]["other"] == "2.0"
+    seconds = [float(row["seconds"]) for row in found]
+    assert seconds == sorted(seconds)
+    assert 1000.0 <= seconds[0] <= seconds[-1] < 1900.0
+
+
+def test_the_means_of_a_resumed_run_are_since_the_last_row_that_stays(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write(1, totals(1, 1.0))
+    log.write(2, totals(2, 1.0, 5.0))
+    log.write(4, totals(4, 1.0, 5.0, 9.0))
+    with (tmp_path / ".log.sums").open("a") as file:
+        file.write("[5, {")  # of a process that was killed
+    again = RunLog(tmp_path)
+    again.write(3, totals(3, 1.0, 5.0, 7.0))  # from a checkpoint of version 2
+    again.write(4, totals(4, 1.0, 5.0, 7.0, 8.0))
+    assert [row["return"] for row in rows(again)] == ["1.0", "5.0", "7.0", "8.0"]
+
+
+@pytest.mark.parametrize("name", ["seconds", "version", "steps", "return"])
+def test_a_column_has_a_name_of_its_own(tmp_path: Path, name: str) -> None:
+    log = RunLog(tmp_path)
+    with pytest.raises(ValueError, match=f"a row has one column {name!r}"):
+        log.write(1, totals(1, 1.0), {name: 1.0})
+    with pytest.raises(ValueError, match="a row has one column 'version'"):
+        log.write(1, Totals({"version": 1}))
+    assert not log.path.exists()
