@@ -333,8 +333,7 @@ void Node::fail_callers(const std::string& address, const std::string& name, Err
     if (searched.name != name && !only_way) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
-  const bool name_taken = error.code == ErrorCode::error && !name.empty();
-  if ((error.code == ErrorCode::auth || name_taken) && !address.empty()) {
+  if (error.code == ErrorCode::auth && !address.empty()) {
     actions_.push_back(Refused{name, only_way, error});
   }
   for (const CallId id : hopeless) {

@@ -73,7 +73,6 @@ class Group(Closing):
         Raises:
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
-            Error: ... or its name, because another peer that answers there has it.
         """
         self._is_updated = True
         return self._update()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import moolink
@@ -29,10 +30,12 @@ def sources(tmp_path: Path) -> Path:
 
 
 def run(sources: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python, without the path hooks of an editable install: they come before all folders."""
+    folders = [sources, Path(np.__file__).parents[1], PACKAGE.parent]
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-S", *arguments],
         cwd="/",
-        env={**os.environ, "PYTHONPATH": str(sources)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
         check=False,

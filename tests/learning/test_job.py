@@ -97,7 +97,13 @@ def test_learners_of_one_environment_have_folders_of_their_own(tmp_path):
     status, output = run(*LEARNER, *evaluate, **options)
     assert status == 0, output
     assert re.search(r"CartPole-v1 after 2,\d+ steps: mean return .* of 2 episodes", output)
-    assert files() == before
+    after = files()
+    assert {path.stem for path in after.keys() - before.keys()} == {
+        "evaluation",
+        "evaluation_rliable",
+        "evaluation_marl_eval",
+    }
+    assert before.items() <= after.items()
 
 
 @contextlib.contextmanager

@@ -238,9 +238,7 @@ void GroupPeer::refused(const rpc::Refused& refusal) {
   if (!of_broker || broker_ || !member_.view()->empty()) return;
   refusal_ = refusal.error;
   refusal_.function = name_;
-  const char* what =
-      refusal.error.code == ErrorCode::auth ? "' has no broker: " : "' is not joined: ";
-  refusal_.message = "group '" + name_ + what + refusal_.message;
+  refusal_.message = "group '" + name_ + "' has no broker: " + refusal_.message;
   for (ViewObserver* observer : attached_) observer->refused();
   wake_waiters();
 }
