@@ -102,10 +102,15 @@ def other_job(options: Options, theirs: Mapping[str, Any]) -> str | None:
             option = "--" + name.replace("_", "-")
             return f"is of {option} {theirs[name]}, not {mine[name]}"
     # What was learned may be played by other rules, but does not go on with them.
-    for name in ATARI_OPTIONS if options.mode == "train" else ():
-        if theirs.get(name, mine[name]) != mine[name]:
-            option = "--" + name.replace("_", "-")
-            return f"is of {option} {theirs[name]}, not {mine[name]}"
+    for name in ATARI_OPTIONS if options.mode == "train" and options.is_atari else ():
+        option = "--" + name.replace("_", "-")
+        if name not in theirs:
+            return f"is of an earlier version of this program, without {option}"
+        if theirs[name] != mine[name]:
+            have, want = (
+                "the id's default" if x is None else x for x in (theirs[name], mine[name])
+            )
+            return f"is of {option} {have}, not {want}"
     return None
 
 

@@ -324,7 +324,7 @@ def make_envs(options: Options, num_envs: int) -> Environments:
     if makes_vectors(kind):
         return Driven(kind(num_envs=num_envs))
     if kind is not None:
-        env = kind()
+        env = _made(kind, options.env_id)
         if hasattr(env, "possible_agents"):  # of PettingZoo
             agents = len(env.possible_agents)
             if num_envs % agents:
@@ -347,7 +347,7 @@ def agents_of(env_id: str) -> int:
     kind = constructor(env_id)
     if kind is None or makes_vectors(kind):
         return 1
-    env = kind()
+    env = _made(kind, env_id)
     env.close()
     return len(getattr(env, "possible_agents", (None,)))
 
@@ -355,7 +355,8 @@ def agents_of(env_id: str) -> int:
 def make_one(env_id: str, masked: bool) -> DictOfBoxes:
     """One environment, in whatever process it is stepped."""
     kind = constructor(env_id)
-    return DictOfBoxes(kind() if kind is not None else gymnasium.make(env_id), masked)
+    env = gymnasium.make(env_id) if kind is None else _made(kind, env_id)
+    return DictOfBoxes(env, masked)
 
 
 @cache
@@ -379,6 +380,13 @@ def constructor(env_id: str) -> Callable[[], Any] | None:
         return getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise OptionError(f"--env-id {env_id}: {error}; install the package that has it") from None
+
+
+def _made(kind: Callable[[], Any], env_id: str) -> Any:
+    env = kind()
+    if env is None:
+        raise OptionError(f"--env-id {env_id}: the function returns None, not an environment")
+    return env
 
 
 def makes_vectors(kind: Callable[..., Any] | None) -> TypeGuard[Callable[..., Any]]:
@@ -487,7 +495,9 @@ def spec_of(env_id: str) -> EnvSpec:
             name = registration.get_env_id(space, plain, version)
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        raise OptionError(f"no environment {env_id!r}: {error}") from None
+        module, colon, function = env_id.partition(":")
+        also = f" Module {module!r} has no {function!r} either." if colon else ""
+        raise OptionError(f"no environment {env_id!r}: {error}{also}") from None
 
 
 def random_means(envs: Environments, seed: int, steps: int = 100) -> Observation:

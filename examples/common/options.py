@@ -195,6 +195,11 @@ class Options:
             if getattr(self, name) is not None and getattr(self, name) is not False:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is for Atari: for ids such as ALE/Pong-v5")
+        for name, least in (("max_frames", 1), ("no_op_max", 0), ("max_seconds", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                option = "--" + name.replace("_", "-")
+                raise OptionError(f"{option} is {value}; it must be at least {least}")
         repeat = self.repeat_action_probability
         if repeat is not None and not 0 <= repeat < 1:
             raise OptionError(

@@ -135,6 +135,17 @@ def test_an_unknown_environment_is_named():
             make(env_id, 1)
 
 
+def nothing():
+    """A function with a forgotten `return`."""
+
+
+def test_a_function_that_is_not_there_or_returns_nothing_is_named():
+    with pytest.raises(OptionError, match=f"Module '{__name__}' has no 'nothin' either"):
+        make(f"{__name__}:nothin", 1)
+    with pytest.raises(OptionError, match="the function returns None, not an environment"):
+        make(f"{__name__}:nothing", 1)
+
+
 def test_the_options_decide_the_frames():
     envs = atari("Pong", 1, frame_size=84)
     assert envs.observation_spaces["obs"].shape == (4, 84, 84)

@@ -28,6 +28,13 @@ def test_a_peer_alone_contributes_the_whole_round():
     assert ppo.round_size == ppo.num_envs * 32 // ppo.minibatches
 
 
+@pytest.mark.parametrize("option", ["--max-frames 0", "--no-op-max -1", "--max-seconds -3"])
+def test_limits_below_the_least_are_refused(option):
+    name = option.split()[0]
+    with pytest.raises(SystemExit, match=rf"error: {name} is -?[\d.]+; it must be at least"):
+        impala([*PONG, *option.split()], {})
+
+
 def test_the_job_is_shared_out_among_the_peers_of_moolink_run():
     environ = {
         "MOOLINK_BROKER": "127.0.0.1:5000",

@@ -69,6 +69,7 @@ function roomFor(columns) {
 
 // Round numbers that divide the span from `low` to `high` into about `count` parts.
 function marks(low, high, count) {
+  if (high - low <= 1e-12 * Math.max(Math.abs(low), Math.abs(high))) return [low];  // below a step's resolution
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
   const found = [];
