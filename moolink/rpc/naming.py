@@ -12,9 +12,10 @@ _BETWEEN = "\x1f"  # as in cpp/base/names.cc: a control character, so no name co
 def in_group(group: str, name: str) -> str:
     """Returns the name of a peer of a group for a call, if several groups have a peer of that name.
 
-    It can be used wherever the name of another peer is expected: ``rpc.sync(in_group("pong",
-    "server"), "f")``, ``ReplayClient(rpc, server=in_group("pong", "learner"))``. It means the peer
-    that holds the group's key, or if there is none the peer of the whole job. Without it, a peer
+    It is for the calls of an `Rpc`, as ``rpc.sync(in_group("pong", "server"), "f")``, and for
+    ``rpc.explain``. Subscribers and the clients of replays and of inference take it, too, but give
+    up at the peer's time limit even where a plain name would be waited for. It means the peer that
+    holds the group's key if it is connected, else the peer of the whole job. Without it, a peer
     that holds the token calls a peer with a group's key only if no other group has a peer of the
     name; otherwise the call fails with an error that names the groups.
 
