@@ -10,10 +10,10 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
+from moolink._core import Lock
 from moolink.errors import Error
 from moolink.internal.addresses import is_loopback
 from moolink.internal.processes import ends_with_parent
@@ -27,12 +27,12 @@ _PAUSE = 0.1
 
 _started: tuple[str, int, subprocess.Popen[bytes]] | None = None  # address, our pid, the child
 _alone: tuple[str, int, Broker] | None = None  # address, our pid
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def _forked() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that the child does not have may hold the other
+    _lock = Lock()  # a thread that the child does not have may hold the other
 
 
 os.register_at_fork(after_in_child=_forked)
