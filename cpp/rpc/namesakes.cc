@@ -13,7 +13,7 @@ namespace moolink::rpc {
 
 namespace {
 
-// Of a peer: it is told of later namesakes of so many names that it has asked about.
+// The most names that a peer has asked about and is told later namesakes of.
 constexpr std::size_t kNamesAsked = 65536;
 
 wire::Payload encode_namesakes(const NamesakesMessage& message) {

@@ -2,7 +2,7 @@
 
 The group's leader alone writes, so the peers of a job need one folder. The first leader makes it
 when the job begins, not before, so that a start that is refused leaves nothing. It tells the others
-with the state that every member gets from the leader: whoever leads later goes on there. A folder
+with the state that every member gets from the leader: a later leader goes on there. A folder
 is locked while a process writes to it, so that another job does not go on with a run under way.
 """
 

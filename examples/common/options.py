@@ -169,11 +169,14 @@ class Options:
     def peer_name(self) -> str:
         return self.name or f"{socket.gethostname()}-{os.getpid()}"
 
-    def broker(self) -> str | None:
-        """The broker's address; `None`: there is none yet. Called by the main thread when the peer
-        is about to connect. Under torchrun, mpirun or Slurm the first process starts the broker."""
+    def broker(self) -> str:
+        """The broker's address. Called by the main thread when the peer is about to connect. A peer
+        that is alone gets a broker of its own; under torchrun, mpirun or Slurm the first process
+        starts one."""
         mine = place()
-        return mine.start_broker() if self.connect == mine.broker else self.connect
+        if self.connect is None or self.connect == mine.broker:
+            return mine.start_broker()
+        return self.connect
 
     @property
     def acting_seed(self) -> int:

@@ -266,11 +266,8 @@ def main(kind: type[Kind], train: Callable[[Kind], None], evaluate: Callable[[Ki
 @contextlib.contextmanager
 def make_group(options: Options) -> Iterator[tuple[moolink.Group, Callable[[], None]]]:
     """The peer's group, and what connects it to the broker: called once the accumulator has the
-    version of a checkpoint, for the group begins at it. Without `--connect` the broker is here."""
+    version of a checkpoint, for the group begins at it."""
     address = options.broker()
-    broker = moolink.Broker(first=True) if address is None else None
-    if broker is not None:
-        address = broker.listen("127.0.0.1:0")[0]
     rpc = moolink.Rpc(options.peer_name)
     group = moolink.Group(rpc, options.group_name)
 
@@ -285,5 +282,3 @@ def make_group(options: Options) -> Iterator[tuple[moolink.Group, Callable[[], N
     finally:
         group.close()
         rpc.close()
-        if broker is not None:
-            broker.close()

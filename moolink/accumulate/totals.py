@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat
 
+from moolink.internal.floats import float_of
 from moolink.metrics.mean_parts import COUNT, NONFINITE, PARTS, SUM, is_part
 
 Means = Mapping[str, SupportsFloat | Iterable[SupportsFloat]]
@@ -115,5 +116,4 @@ def _numbers(name: str, given: SupportsFloat | Iterable[SupportsFloat]) -> list[
 def _number(value: SupportsFloat) -> float:
     if isinstance(value, str | bytes):
         raise TypeError("a text")
-    # item(): torch warns of float() of a tensor with gradients.
-    return float(value.item() if hasattr(value, "item") else value)
+    return float_of(value)

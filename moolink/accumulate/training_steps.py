@@ -197,7 +197,7 @@ class _Loop:
         if self._until is not None:
             accumulator._parting.expect_end()
         while True:
-            accumulator._rounds.totals = self._progress.totals.counters()
+            accumulator._rounds.totals = self._progress.totals
             accumulator._group.update()
             if over and leave_together(accumulator, self._captured, options.idle):
                 accumulator._rounds.is_over = True

@@ -22,9 +22,9 @@ from moolink.metrics.family import (
 )
 from moolink.metrics.rounds import Round
 from moolink.metrics.table import BY_NAME
+from moolink.rpc.report import MOST_ENVIRONMENTS, MOST_NUMBER
 
 MOST_BYTES = 4 << 20
-MOST_NUMBER = 2.0**63  # of moolink's own numbers
 MOST_OWN_NUMBER = 1e300  # of the user's metrics, as far as the page shows them
 MOST_NAME = 1024  # characters; a group's name may have 1 KB
 MOST_TEXT = 400
@@ -33,7 +33,6 @@ MOST_OWN = 1000  # values of the user's metrics on the page; report.MOST_OWN are
 MOST_PATHS = 64
 MOST_MODELS = 64
 MOST_COUNTERS = 64  # of a model's totals
-MOST_ENVIRONMENTS = 16
 MOST_ROUNDS = 64
 STUCK = 10.0  # seconds
 OBSERVER = "observer"

@@ -73,9 +73,9 @@ class Place:
 
         if self.broker is None and self.count > 1:
             raise Error(
-                f"this is process {self.index} of {self.count}, and nobody has told them where "
-                "their broker is: start one (`moolink-broker 0.0.0.0:4431`) and give all of them "
-                "its address in MOOLINK_BROKER"
+                f"this is process {self.index} of {self.count}, and no launcher has told them "
+                "where their broker is: start one (`moolink-broker 0.0.0.0:4431`) and give all of "
+                "them its address in MOOLINK_BROKER"
             )
         if self.broker is None:
             return own_broker.of_this_process()

@@ -138,7 +138,7 @@ class Rounds:
                 "idle": idle,
                 "still": still,
                 "awaited": awaited[:_LONGEST],
-                "totals": dict(self.totals),
+                "totals": {k: x for k, x in self.totals.items() if not is_part(k)},
                 "target": dict(self.target),
                 "typical": self._typical(),
                 # Members apply the rounds of the leader, so that its own are enough.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from moolink import files
 from moolink.errors import FileError
+from moolink.internal.floats import float_of
 from moolink.metrics.mean_parts import COUNT, is_part
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class RunLog:
             moolink.FileError: ``log.csv`` is there, and is no such log.
             OSError: it cannot be written.
         """
-        given = {name: _plain(value) for name, value in (values or {}).items()}
+        given = {
+            name: None if value is None else float_of(value)
+            for name, value in (values or {}).items()
+        }
         _check_names(totals, given)
         if self._written is None or self._written != self._found():
             self._begin(version)  # another leader may have written since
@@ -212,13 +216,6 @@ def _check_names(totals: Totals, given: Mapping[str, float | None]) -> None:
             f"a row has one column {twice[0]!r}: name counters, means and values of step.log() "
             f"differently from each other, and not {' or '.join(map(repr, _FIRST))}"
         )
-
-
-def _plain(value: SupportsFloat | None) -> float | None:
-    if value is None:
-        return None
-    # item(): torch warns of float() of a tensor with gradients.
-    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _require(package: str, option: str) -> None:
