@@ -625,6 +625,11 @@ class GroupCore:
     def members(self) -> list[str]:
         """Returns the names of the members by rank, as of the last update()."""
 
+    def name_for_calls(self, member: str) -> str:
+        """
+        Returns the name by which calls reach that member, and no other peer of its name.
+        """
+
     def rank(self) -> int | None:
         """Returns this peer's rank; None while it is in no view."""
 

@@ -29,7 +29,9 @@ struct OfThread {
 };
 thread_local OfThread of_thread;
 
-int put_off = 0;  // collections since the last full one; guarded by the GIL
+// Guarded by the GIL.
+int put_off = 0;                  // collections since the last full one
+std::size_t frozen_at_start = 0;  // objects: Python 3.12 freezes some of its own
 
 struct Functions {
   nb::object freeze, unfreeze, get_freeze_count, collect, callbacks, callback;
@@ -51,7 +53,8 @@ void collection_begins(int generation) {
   }
   const Functions& gc = functions();
   // Unfreezing could not tell the objects that the program itself has frozen from the rest.
-  if (nb::cast<std::size_t>(gc.get_freeze_count()) != 0) return;
+  if (nb::cast<std::size_t>(gc.get_freeze_count()) > frozen_at_start) return;
+  frozen_at_start = 0;
   gc.freeze();
   of_thread.puts_off = true;
   ++put_off;
@@ -82,6 +85,7 @@ void watch_collector() {
   own.get_freeze_count = gc.attr("get_freeze_count");
   own.collect = gc.attr("collect");
   own.callbacks = gc.attr("callbacks");
+  frozen_at_start = nb::cast<std::size_t>(own.get_freeze_count());
   own.callback = nb::cpp_function([](const nb::str& phase, const nb::dict& info) {
     if (phase.c_str() == std::string_view("start")) {
       collection_begins(nb::cast<int>(info["generation"]));
@@ -195,7 +199,8 @@ void bind_collector(nb::module_& m) {
   nb::class_<PyLock>(
       m, "Lock",
       "As threading.RLock, except that a thread that holds one collects no garbage, unless the "
-      "program has frozen objects (gc.freeze): no destructor of the program can run there and wait "
+      "program has frozen objects (gc.freeze) since it imported moolink: no destructor of the "
+      "program can run there and wait "
       "for the lock, or for a thread that does. It also works with threading.Condition.")
       .def(nb::init<>())
       .def("acquire", &PyLock::acquire, nb::arg("blocking") = true, nb::arg("timeout") = -1.0,

@@ -311,6 +311,9 @@ void bind_membership(nb::class_<PyGroup>& bound) {
            "`timeout` seconds.")
       .def("members", &members,
            "Returns the names of the members by rank, as of the last update().")
+      .def("name_for_calls", forward<PyGroup>(&runtime::GroupPeer::name_for_calls),
+           nb::arg("member"), unlocked,
+           "Returns the name by which calls reach that member, and no other peer of its name.")
       .def("rank", &rank, "Returns this peer's rank; None while it is in no view.")
       .def(
           "epoch", [](const PyGroup& self) { return self.peer().view().epoch; },

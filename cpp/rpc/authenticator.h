@@ -40,6 +40,8 @@ class Authenticator {
   // The acceptor: whether the proof in the dialler's welcome is valid.
   Verdict check_dialler(const wire::Channel& channel, const wire::Hello& dialler,
                         const wire::Hello& acceptor, const wire::Hello& welcome) const;
+  // Whether this side has no keys.
+  bool is_insecure() const { return keyring_.empty(); }
   // The scope of this side's own keys.
   std::string scope() const { return keyring_.scope(); }
   // Advice to this side's user after a refusal. May name files: not for the other side.

@@ -63,8 +63,7 @@ void Node::begin_call(Time now, CallId id, Call& call) {
   }
   timers_.push({call.deadline, Timer::Kind::call, id, {}});
   const PeerName& of = call.receiver;
-  const bool own_group = of.group.empty() || of.group == authenticator_->scope();
-  if (of.name == config_.name && own_group) {
+  if (means_this(of)) {
     run_locally(id, call);
   } else if (Peer* peer = receiver_of(of)) {
     dispatch(now, *peer, id, call);
@@ -217,8 +216,10 @@ std::string Node::why_unreached(const PeerName& of) const {
   const std::string name = joined_names_text(join_names({of.group, of.name}));
   std::string text;
   if (search != searches_.end() && search->second.namesakes) {
-    text = "peer '" + name + "' holds a group's key, and other peers have not said yet whether " +
-           "another group has a peer of that name";
+    const bool alone = of.group.empty();
+    text = "peer '" + of.name + "' holds " + (alone ? "a group's key" : "the token") +
+           ", and other peers have not said yet whether " +
+           (alone ? "another group" : "group '" + of.group + "'") + " has a peer of that name";
   } else if (search != searches_.end() && search->second.reachable) {
     text = "peer '" + name + "' is known but does not answer";
   } else if (search != searches_.end() && search->second.found) {
@@ -346,6 +347,7 @@ void Node::delivered_result(Peer& peer, session::Deliver& delivered) {
   if (!asked) return;
   Reply reply;
   if (head.error) {
+    head.error->peer = call.peer;  // as the caller names it, and whatever the peer says
     reply = std::move(*head.error);
   } else if (delivered.error) {
     reply = call_error(delivered.error.code, delivered.error.message, call, Ran::yes);

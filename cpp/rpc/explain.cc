@@ -24,10 +24,12 @@ Explanation Node::explain(Time now, const std::string& name) const {
   const PeerName of = PeerName::of(name);
   const std::set<std::string> groups = groups_of(of.name);
   const Peer* peer = receiver_of(of);
+  // The one that it can mean, though no call has made certain of it.
+  if (peer == nullptr && !of.group.empty() && groups.contains({})) peer = find_peer(of.name, {});
   if (peer == nullptr && of.group.empty() && groups.size() == 1) {
     peer = find_peer(name, *groups.begin());
   }
-  if (name == config_.name) {
+  if (means_this(of)) {
     explanation.instance = config_.instance;
     explanation.known = explanation.connected = explanation.same_host = true;
     explanation.reason = "it is this very peer: its calls do not leave the process";

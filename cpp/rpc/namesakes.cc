@@ -1,7 +1,9 @@
 // The peer that a call by name goes to, if groups with keys of their own have peers of equal names.
 // A holder of a group's key may take any name. So a holder of the token calls a peer that holds a
 // group's key by its name alone only once no connected holder of the token knows a namesake in
-// another group; otherwise the call fails. Peers with a group's key meet no namesakes.
+// another group; otherwise the call fails. A name with a group means a holder of the token only
+// once none of them knows a peer of the name in that group. Peers with a group's key meet no
+// namesakes.
 
 #include <algorithm>
 #include <utility>
@@ -29,6 +31,12 @@ std::string listed(const std::set<std::string>& groups) {
   return text;
 }
 
+std::string own_name_of(const std::string& name, const std::string& group) {
+  return "a peer with the key of group '" + group + "' is called '" + name +
+         "', as this peer is: two peers of one name do not connect to each other, so give one "
+         "of them another name";
+}
+
 }  // namespace
 
 std::string several_of(const std::string& name, const std::set<std::string>& groups) {
@@ -49,63 +57,82 @@ std::set<std::string> Node::groups_of(const std::string& name) const {
 
 Peer* Node::receiver_of(const PeerName& of) const {
   const auto if_up = [](Peer* peer) { return peer != nullptr && peer->up ? peer : nullptr; };
-  if (!of.group.empty()) {
-    Peer* member = if_up(find_peer(of.name, of.group));
-    return member != nullptr ? member : if_up(find_peer(of.name, {}));
+  Peer* first = if_up(find_peer(of.name, of.group));
+  if (first != nullptr) return first;
+  const bool first_found = !authenticator_->scope().empty() || mutant("first_namesake");
+  if (!first_found && (of.group.empty() || !mutant("token_before_group"))) {
+    const auto meaning = meanings_.find(of);
+    return meaning == meanings_.end() ? nullptr : if_up(find_peer(meaning->second));
   }
-  const bool in_group = !authenticator_->scope().empty() || mutant("first_namesake");
-  for (auto at = names_.lower_bound({of.name, {}});
-       at != names_.end() && at->first.first == of.name; ++at) {
-    Peer* peer = if_up(find_peer(at->second));
-    if (in_group || at->first.second.empty()) return peer;
-    if (peer != nullptr && peer->sole) return peer;
-  }
+  if (!of.group.empty()) return if_up(find_peer(of.name, {}));
+  for (const std::string& group : groups_of(of.name)) return find_peer(of.name, group);
   return nullptr;
+}
+
+bool Node::means_this(const PeerName& of) const {
+  if (of.name != config_.name) return false;
+  if (of.group.empty() || of.group == authenticator_->scope()) return true;
+  const auto meaning = meanings_.find(of);
+  return meaning != meanings_.end() && meaning->second == config_.instance;
 }
 
 // Sends the calls that wait for the name once it is certain which peer it means.
 void Node::resume_calls(Time now, Search& search) {
-  Peer* peer = receiver_of(search.of);
-  if (peer == nullptr) peer = decide(now, search);
-  while (peer != nullptr && !search.calls.empty()) {
+  if (receiver_of(search.of) == nullptr && !means_this(search.of)) decide(now, search);
+  const bool runs_here = means_this(search.of);
+  Peer* peer = runs_here ? nullptr : receiver_of(search.of);
+  while ((runs_here || peer != nullptr) && !search.calls.empty()) {
     const CallId id = search.calls.front();
     search.calls.pop_front();
     const auto found = calls_.find(id);
     if (found == calls_.end()) continue;
-    guard([&] { dispatch(now, *peer, id, found->second); },
-          [&](const Error& error) { complete(id, error); });
+    guard(
+        [&] {
+          runs_here ? run_locally(id, found->second) : dispatch(now, *peer, id, found->second);
+        },
+        [&](const Error& error) { complete(id, error); });
   }
   if (search.calls.empty() && search.services.empty()) searches_.erase(PeerName(search.of));
 }
 
-// The only peer of the name, which holds a group's key. Null: it is not certain yet, none is up, or
-// there are several, and the calls have failed.
-Peer* Node::decide(Time now, Search& search) {
-  const std::string& name = search.of.name;
+// Finds out which peer the name means, if no peer has it for certain: this takes the word of all
+// connected holders of the token. If it means none of several, the calls fail.
+void Node::decide(Time now, Search& search) {
+  const auto& [name, group] = search.of;
   std::set<std::string> groups = groups_of(name);
-  if (!search.of.group.empty() || groups.empty() || search.calls.empty()) return nullptr;
+  if (name == config_.name) groups.insert(std::string());
+  const bool has_candidate = group.empty() ? !groups.empty() : groups.contains({});
+  if (!authenticator_->scope().empty() || !has_candidate || search.calls.empty()) return;
   if (!search.namesakes) ask_namesakes(now, search);
   std::set<Uid>& asked = search.namesakes->asked;
+  // What a silent one says later counts then.
   std::erase_if(asked, [&](const Uid& peer) { return !answers(now, find_peer(peer)); });
-  if (!asked.empty()) return nullptr;
+  if (!asked.empty()) return;
   groups.merge(search.namesakes->groups);
   search.namesakes.reset();
-  if (groups.contains({})) return nullptr;  // a holder of the token, which is dialled
-  if (groups.size() == 1) {
-    Peer* peer = find_peer(name, *groups.begin());
-    peer->sole = true;
-    return peer;
+  const bool is_own = name == config_.name;
+  if (groups.contains(group)) {
+    if (is_own) fail(search, own_name_of(name, group));  // else that peer is dialled
+  } else if (!group.empty()) {
+    meanings_[search.of] = is_own ? config_.instance : find_peer(name, {})->instance;
+  } else if (groups.size() == 1) {
+    meanings_[search.of] = find_peer(name, *groups.begin())->instance;
+  } else {
+    fail(search, several_of(name, groups));
   }
+}
+
+void Node::fail(Search& search, const std::string& why) {
   for (const CallId id : std::exchange(search.calls, {})) {
-    complete(id, make_error(ErrorCode::error, several_of(name, groups)));
+    complete(id, make_error(ErrorCode::error, why));
   }
-  return nullptr;
 }
 
 void Node::ask_namesakes(Time now, Search& search) {
   Search::Namesakes& question = search.namesakes.emplace();
+  if (authenticator_->is_insecure()) return;  // no peer holds a group's key
   for (const auto& [instance, peer] : peers_) {
-    if (!peer->tells_namesakes || !answers(now, peer.get())) continue;
+    if (!peer->up || !peer->tells_namesakes) continue;
     question.asked.insert(instance);
     send_to(now, *peer, Service::namesakes, encode_namesakes({search.of.name, true, {}}));
   }
@@ -125,31 +152,33 @@ void Node::namesakes_message(Time now, Peer& from, const wire::Payload& payload)
     if (from.names_asked.size() < kNamesAsked) from.names_asked.insert(message.name);
     return tell_namesakes(now, from, message.name);
   }
-  for (const std::string& group : message.groups) forget_sole(message.name, group);
-  const auto entry = searches_.find(PeerName{message.name, {}});
-  if (entry == searches_.end() || !entry->second.namesakes) return;
-  Search::Namesakes& question = *entry->second.namesakes;
-  if (question.asked.erase(from.instance) == 0) return;
-  question.groups.insert(message.groups.begin(), message.groups.end());
-  resume_calls(now, entry->second);
+  for (const std::string& group : message.groups) forget_meanings(message.name, group);
+  for (auto next = searches_.lower_bound({message.name, {}});
+       next != searches_.end() && next->first.name == message.name;) {
+    Search& search = next++->second;
+    if (!search.namesakes || search.namesakes->asked.erase(from.instance) == 0) continue;
+    search.namesakes->groups.insert(message.groups.begin(), message.groups.end());
+    resume_calls(now, search);
+  }
 }
 
-// There is a peer of the name in `group`: others are not the only ones any more.
-void Node::forget_sole(const std::string& name, const std::string& group) {
+// A peer with the key of `group` has the name, or one with the token: what the name means alone,
+// and with that group, may have changed.
+void Node::forget_meanings(const std::string& name, const std::string& group) {
   if (mutant("late_namesake")) return;
-  for (auto at = names_.lower_bound({name, {}}); at != names_.end() && at->first.first == name;
-       ++at) {
-    Peer* peer = find_peer(at->second);
-    if (peer != nullptr && peer->scope != group) peer->sole = false;
+  for (const PeerName& of : {PeerName{name, {}}, PeerName{name, group}}) {
+    const auto meaning = meanings_.find(of);
+    if (meaning == meanings_.end()) continue;
+    const Peer* peer = find_peer(meaning->second);
+    if (peer == nullptr || peer->scope != group) meanings_.erase(meaning);
   }
 }
 
 // The peer is up: it may be a namesake, and know others.
 void Node::met(Time now, Peer& peer) {
-  peer.sole = false;
-  forget_sole(peer.name, peer.scope);
+  forget_meanings(peer.name, peer.scope);
+  if (peer.tells_namesakes && !mutant("late_namesake")) meanings_.clear();
   for (const auto& [instance, other] : peers_) {
-    if (peer.tells_namesakes && !mutant("late_namesake")) other->sole = false;
     if (other->up && other->names_asked.contains(peer.name)) {
       tell_namesakes(now, *other, peer.name);
     }

@@ -144,6 +144,8 @@ class Node {
   // Whether the peer may take part in the group's traffic: it has proven the job's token, or that
   // group's key. This peer always may.
   bool may_concern(const Uid& instance, const std::string& group) const;
+  // Whether it is up, and holds the key of the whole job.
+  bool holds_token(const Uid& instance) const;
 
   void tick(Time now);
   Time next_deadline() const { return timers_.next(); }
@@ -187,13 +189,16 @@ class Node {
   // namesakes.cc
   // The peer that a call goes to at once; null: it is not up, or not certain yet.
   Peer* receiver_of(const PeerName& of) const;
+  // Whether a call by that name runs here.
+  bool means_this(const PeerName& of) const;
   std::set<std::string> groups_of(const std::string& name) const;
   void resume_calls(Time now, Search& search);
-  Peer* decide(Time now, Search& search);
+  void decide(Time now, Search& search);
+  void fail(Search& search, const std::string& why);
   void ask_namesakes(Time now, Search& search);
   void tell_namesakes(Time now, Peer& to, const std::string& name);
   void namesakes_message(Time now, Peer& from, const wire::Payload& payload);
-  void forget_sole(const std::string& name, const std::string& group);
+  void forget_meanings(const std::string& name, const std::string& group);
   void met(Time now, Peer& peer);
 
   // streams.cc
@@ -358,6 +363,8 @@ class Node {
   Time warned_at_{};
   std::uint64_t last_search_ = 0;
   std::map<PeerName, Search> searches_;
+  // Names that no peer has for certain, and the peers that they mean: this node, or one that is up.
+  std::map<PeerName, Uid> meanings_;
   std::map<std::string, Past, std::less<>> past_;  // a few
   LogLimit log_limit_;
 

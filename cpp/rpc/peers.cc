@@ -305,6 +305,7 @@ void Node::forget_if_gone(Peer& peer) {
   const bool referred_to = std::ranges::any_of(
       connections_, [&](const auto& entry) { return entry.second.peer == &peer; });
   if (referred_to) return;
+  std::erase_if(meanings_, [&](const auto& entry) { return entry.second == peer.instance; });
   const auto name = names_.find({peer.name, peer.scope});
   if (name != names_.end() && name->second == peer.instance) names_.erase(name);
   peers_.erase(peer.instance);

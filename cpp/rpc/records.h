@@ -61,13 +61,10 @@ struct Peer {
   Uid host_key;
   std::vector<std::string> addresses;
   session::Session session;
-  bool up = false;             // PeerUp was emitted, PeerDown not yet
-  bool touched = false;        // its session has actions to carry out
-  bool silent = false;         // its addresses are dialled beside a connection
-  bool fallback_told = false;  // logged: a better path was given up, or lost
-  // No connected holder of the token knows a peer of its name in another group: a call by the name
-  // alone means this one.
-  bool sole = false;
+  bool up = false;                         // PeerUp was emitted, PeerDown not yet
+  bool touched = false;                    // its session has actions to carry out
+  bool silent = false;                     // its addresses are dialled beside a connection
+  bool fallback_told = false;              // logged: a better path was given up, or lost
   bool tells_namesakes = false;            // it answers NamesakesMessage
   std::set<std::string> names_asked = {};  // by it, in such messages
   Tried tried;

@@ -18,7 +18,6 @@ from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error
 from moolink.group import Group
 from moolink.internal import forks, logs
-from moolink.rpc.naming import in_group
 
 # Versions without a question after which the leader keeps no copy ready any more.
 IDLE_VERSIONS = 16
@@ -51,7 +50,7 @@ class ParameterSync:
         install: Callable[[list[Any]], None],
     ) -> None:
         self._rpc = group.rpc
-        self._group_name = group.name()
+        self._group = group
         self._function = f"moolink.parameters:{group.name()}:{name}"
         self._framework = framework
         self._asked_every = every
@@ -252,7 +251,7 @@ class ParameterSync:
             self._stale, self._exact = True, False
 
     def _call(self, version: int | None) -> Future:
-        leader = in_group(self._group_name, self._leader)
+        leader = self._group._core.name_for_calls(self._leader)
         return self._rpc.async_(leader, self._function, self._rpc.get_name(), version)
 
     def _ask(self, version: int) -> None:

@@ -18,7 +18,6 @@ from moolink.accumulate.owned_functions import define_owned
 from moolink.errors import Error, NoSuchFunction, StateError
 from moolink.group import Group
 from moolink.internal import forks, logs
-from moolink.rpc.naming import in_group
 
 if TYPE_CHECKING:
     from moolink.accumulate import AccumulatorBase
@@ -102,7 +101,7 @@ class Parting:
             future.wait(max(0.0, deadline - time.monotonic()))
 
     def _call(self, member: str, *arguments: Any) -> Future:
-        rpc, receiver = self._group.rpc, in_group(self._group.name(), member)
+        rpc, receiver = self._group.rpc, self._group._core.name_for_calls(member)
         return rpc.async_(receiver, self._function, rpc.get_name(), *arguments)
 
     def left_by(self, version: int) -> tuple[str, str] | None:

@@ -14,8 +14,9 @@ def in_group(group: str, name: str) -> str:
 
     It is for the calls of an `Rpc`, as ``rpc.sync(in_group("pong", "server"), "f")``, and for
     ``rpc.explain``. Subscribers and the clients of replays and of inference take it, too, but give
-    up at the peer's time limit even where a plain name would be waited for. It means the peer that
-    holds the group's key if it is connected, else the peer of the whole job. Without it, a peer
+    up at the peer's time limit even where a plain name would be waited for. It means the peer
+    of that name that holds the group's key, or if no connected peer of the whole job knows one, the
+    peer of the whole job that has the name, the caller too. Without it, a peer
     that holds the token calls a peer with a group's key only if no other group has a peer of the
     name; otherwise the call fails with an error that names the groups.
 

@@ -24,7 +24,6 @@ from moolink.group.collectives import Collective, GroupFuture
 from moolink.internal import forks, logs
 from moolink.internal.countdown import after_all
 from moolink.internal.exceptions import copied
-from moolink.rpc.naming import in_group
 from moolink.torch.communicators import Backend, Communicator, GroupStore, Values
 from moolink.torch.epochs import Epoch, Operation, View, over
 
@@ -181,7 +180,7 @@ class DeviceSums:
         epoch.begin(Communicator(self._backend, store, epoch.rank, size, device))
 
     def _call(self, member: str, *arguments: Any) -> Future:
-        return self._rpc.async_(in_group(self._group, member), self._function, *arguments)
+        return self._rpc.async_(self._core.name_for_calls(member), self._function, *arguments)
 
     def _ask(self, epoch: Epoch, what: str, *arguments: Any) -> Any:
         """Sends a request to rank 0. Returns the future of the answer."""

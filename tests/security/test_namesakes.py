@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,22 @@ import pytest
 import moolink
 from moolink import in_group, tokens
 from moolink.weights import names
+from tests.processes import killed_at_the_end, start_python
 from tests.waiting import until
+
+WITNESS = """
+import sys, time
+import moolink
+from moolink import tokens
+
+with moolink.Rpc("witness", token=sys.argv[1]) as rpc:
+    print(rpc.listen("127.0.0.1:0")[0], flush=True)
+    rpc.connect(sys.argv[2])
+    while not any(peer["name"] == "server" for peer in rpc.peers()):
+        time.sleep(0.01)
+    print("sees server", flush=True)
+    sys.stdin.read()
+"""
 
 
 class Job:
@@ -118,6 +134,64 @@ def test_a_peer_of_the_whole_job_has_its_name_before_every_group(job: Job) -> No
     assert learner.sync(in_group("b", "server"), "whose") == "server of the job"
 
 
+def test_a_group_with_a_peer_of_the_name_is_asked_first(job: Job) -> None:
+    """The group's peer is known to the broker alone, the holder of the token to both."""
+    learner = job.peer("learner")
+    server = job.peer("server")
+    server.connect(learner.addresses()[0])
+    guest = job.peer("server", "a")
+    job.knows(learner, server, guest)
+    until(lambda: any(p["name"] == "server" for p in learner.peers()), "the holder of the token")
+    assert learner.sync(in_group("a", "server"), "whose") == "server of a"
+    guest.close()
+    until(lambda: len([p for p in learner.peers() if p["name"] == "server"]) == 1, "the end of one")
+    until(lambda: len([p for p in job.broker.rpc.peers() if p["name"] == "server"]) == 1, "its end")
+    assert learner.sync(in_group("a", "server"), "whose") == "server of the job"
+    assert learner.explain(in_group("a", "server"))["connected"]
+
+
+def test_ones_own_name_with_a_group_means_oneself_unless_the_group_has_it(job: Job) -> None:
+    learner = job.peer("learner")
+    job.knows(learner)
+    assert learner.sync(in_group("a", "learner"), "whose") == "learner of the job"
+    job.knows(job.peer("learner", "a"))
+
+    def refused() -> bool:
+        try:
+            return learner.sync(in_group("a", "learner"), "whose") != "learner of the job"
+        except moolink.Error as error:
+            return "as this peer is" in str(error) or "is taken" in str(error)
+
+    until(refused, "the broker's word of the other one")
+    assert learner.sync("learner", "whose") == "learner of the job"
+
+
+def test_a_holder_of_the_token_that_was_silent_is_heard_later(job: Job) -> None:
+    """It alone knows the second peer of the name, and is stopped while it is asked."""
+    learner = job.peer("learner")
+    with killed_at_the_end() as processes:
+        process = start_python("-c", WITNESS, job.token.text(), learner.addresses()[0])
+        processes.append(process)
+        assert process.stdout is not None
+        witness = process.stdout.readline().strip()
+        job.peer("server", "b", at=witness)
+        assert process.stdout.readline().strip() == "sees server"
+        job.peer("server", "a", at=learner.addresses()[0])
+        until(lambda: len(learner.peers()) == 3, "the peers")
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: learner.explain("witness")["suspected"], "the suspicion")
+        assert learner.sync("server", "whose") == "server of a"
+        process.send_signal(signal.SIGCONT)
+
+        def noticed() -> bool:
+            try:
+                return learner.sync("server", "whose") != "server of a"
+            except moolink.Error as error:
+                return "'a' and 'b'" in str(error)
+
+        until(noticed, "the witness's answer")
+
+
 def test_arguments_of_a_call_that_fails_reach_nobody(job: Job) -> None:
     """Large arrays are captured straight into the receiver's memory."""
     np = pytest.importorskip("numpy")
@@ -150,6 +224,23 @@ def test_names_with_slashes_are_not_mistaken_for_groups(job: Job) -> None:
     learner.set_timeout(0.5)
     with pytest.raises(moolink.TimeoutError, match="'a/c'"):
         learner.sync(in_group("a", "c"), "whose")
+
+
+def test_the_library_calls_a_member_and_not_its_namesake(job: Job) -> None:
+    learner, friend = job.peer("learner"), job.peer("friend")
+    groups = [moolink.Group(peer, "a") for peer in (learner, friend)]
+    job.peer("friend", "a", at=learner.addresses()[0])
+    until(lambda: any(p["group"] == "a" for p in learner.peers()), "the guest")
+    for group in groups:
+        group.wait_for_members(2)
+    assert groups[0].members() == groups[1].members()
+    assert learner.sync(in_group("a", "friend"), "whose") == "friend of a"
+    receiver = groups[0]._core.name_for_calls("friend")
+    assert learner.sync(receiver, "whose") == "friend of the job"
+    member = moolink.Group(job.peer("third", "a"), "a")
+    for group in (*groups, member):
+        group.wait_for_members(3)
+    assert groups[0]._core.name_for_calls("third") == in_group("a", "third")
 
 
 def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:

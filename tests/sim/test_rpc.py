@@ -11,6 +11,7 @@ REACHED = {
     "calls failed by loss",
     "calls of a name that several bear",
     "calls succeeded",
+    "calls to a group that has the caller's name",
     "calls timed out",
     "connections dropped silently",
     "dials refused in another's name",

@@ -55,6 +55,13 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
   return begin(op, operation, {});
 }
 
+std::string GroupPeer::name_for_calls(const std::string& member) {
+  const group::MemberInfo* info = view().find(member);
+  const Engine::Lock lock = rpc_->context()->lock();
+  const bool holds_token = info != nullptr && rpc_->node().holds_token(info->instance);
+  return holds_token ? member : join_names({name_, member});
+}
+
 bool GroupPeer::on_one_host() {
   const Engine::Lock lock = lock_open();
   return runner_->engine().members().one_host;

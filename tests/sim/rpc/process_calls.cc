@@ -38,8 +38,10 @@ void Process::perform(rpc::RunHandler& action) {
   const std::string which = "call " + std::to_string(record.number);
   note("runs " + which);
   require(world_->may_meet(number, record.from_number), which + " was run for another group");
-  require(record.group.empty() || record.group == scope(), which + " was run in another group");
-  require(!world_->knows_namesake(record), which + " was run by the first of two of the name");
+  require(scope().empty() || record.group.empty() || record.group == scope(),
+          which + " was run in another group");
+  require(!world_->knows_better(record, *this),
+          which + " was run by the wrong one of two of the name");
   require(++record.runs == 1, which + " was run twice");
   record.ran_at = instance;
   require(record.peer == name && record.from == action.key.caller &&
@@ -50,7 +52,7 @@ void Process::perform(rpc::RunHandler& action) {
           which + " has wrong arguments");
   require(action.deadline > world_->simulation.now(), which + " was run after its time");
   if (record.lane != 0) {
-    std::uint64_t& last = lane_order_[{action.key.caller, record.lane}];
+    std::uint64_t& last = lane_order_[{action.key.caller, record.lane, record.group}];
     require(last < record.order, which + " was run before its turn in the lane");
     last = record.order;
   }
@@ -245,6 +247,12 @@ void Process::check_result(const CallRecord& record, const rpc::Reply& result) c
                     world_->namesake != nullptr && world_->namesake->name == record.peer,
                 which + " does not find the only peer of the name");
         ++coverage["calls of a name that several bear"];
+        break;
+      }
+      // A holder of the token does not reach the group in which another peer has its name.
+      if (scope().empty() && world_->namesake != nullptr && world_->namesake->name == name) {
+        require(record.runs == 0, which + " was run by a peer that its caller does not reach");
+        ++coverage["calls to a group that has the caller's name"];
         break;
       }
       require(world_->imposter == this || !world_->settings.mild,

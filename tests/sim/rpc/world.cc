@@ -40,9 +40,8 @@ Settings Settings::from(Random& random) {
     for (int i = 1; i < settings.peers; ++i) {
       settings.scopes.push_back(std::vector<std::string>{"", "a", "b", "b"}[random.below(4)]);
     }
-    const auto number =
-        static_cast<std::size_t>(1 + random.below(static_cast<std::uint64_t>(settings.peers) - 1));
-    if (!settings.scopes[number].empty()) settings.namesake_of = static_cast<int>(number);
+    settings.namesake_of =
+        static_cast<int>(1 + random.below(static_cast<std::uint64_t>(settings.peers) - 1));
   }
   return settings;
 }
@@ -202,6 +201,10 @@ void World::plan_calls() {
       if (!process(from).awake()) return;
       if (random.chance(1, 8)) process(from).send_service(process(to).name);
       CallRecord& record = new_call(from, to);
+      const bool of_token = has_namesake(to) && process(to).scope().empty();
+      if (of_token && process(from).scope().empty() && random.chance(1, 2)) {
+        record.group = settings.scopes.back();
+      }
       // Without a time limit only what must end by itself, or by being cancelled.
       const bool cancelled = random.chance(1, 6);
       const bool limited =
@@ -257,7 +260,8 @@ void World::plan_imposter() {
   });
 }
 
-// A peer of another group with the name of one that lives. It may come after calls to that one.
+// A peer with the key of another group than one that lives, if that has a group's key, and with its
+// name. It may come after calls to that one.
 void World::plan_namesake() {
   const std::string name = process(settings.namesake_of).name;
   const bool in_a = settings.scopes[static_cast<std::size_t>(settings.namesake_of)] == "a";
@@ -269,17 +273,23 @@ void World::plan_namesake() {
   simulation.after(simulation.between(Duration(0), settings.active), [this] { namesake->start(); });
 }
 
-bool World::knows_namesake(const CallRecord& record) const {
-  if (namesake == nullptr || record.peer != namesake->name || !record.group.empty()) return false;
-  if (!settings.mild || settings.blackhole) return false;
+bool World::knows_better(const CallRecord& record, const Process& place) const {
+  if (namesake == nullptr || record.peer != namesake->name) return false;
+  if (!settings.mild || settings.blackhole || place.scope() == record.group) return false;
   const auto of = [this](int number) {
     return processes_[static_cast<std::size_t>(number)].back().get();
   };
   const Process& hub = *of(0);
   const Process& caller = *of(record.from_number);
   if (!caller.scope().empty() || caller.instance != record.from) return false;
-  Time since = std::max(hub.sees_since(namesake->instance),
-                        hub.sees_since(of(settings.namesake_of)->instance));
+  const Process* victim = of(settings.namesake_of);
+  Time since{};
+  for (const Process* bearer : {static_cast<const Process*>(namesake), victim}) {
+    const bool none_is_meant = record.group.empty() && !victim->scope().empty();
+    if (none_is_meant || bearer->scope() == record.group) {
+      since = std::max(since, hub.sees_since(bearer->instance));
+    }
+  }
   if (record.from_number != 0) {
     since = std::max(since, caller.sees_since(hub.instance));
     if (since != kNever) since += seconds(2);
@@ -328,19 +338,24 @@ void World::blackhole() {
   ++coverage["connections dropped silently"];
 }
 
-// All is well again: a name that two groups have is that of neither; with a group it is certain.
+// All is well again: a name that two groups have is that of neither; with a group it is certain,
+// and that of a holder of the token is certain alone.
 void World::probe_names() {
   if (namesake == nullptr) return;
   const auto number = static_cast<std::size_t>(settings.namesake_of);
   for (int from = 0; from < settings.peers; ++from) {
     if (!process(from).scope().empty()) continue;
-    for (const bool certain : {false, true}) {
+    for (const bool with_group : {false, true}) {
+      // Two peers of one name do not meet.
+      if (with_group && from == settings.namesake_of) continue;
       CallRecord& record = new_call(from, settings.namesake_of);
       record.function = "work";
       record.handler_fails = false;
       record.credit = 0;
       record.handler_takes = milliseconds(1);
-      if (certain) record.group = settings.scopes[number];
+      const std::string& scope = settings.scopes[number];
+      if (with_group) record.group = scope.empty() ? settings.scopes.back() : scope;
+      const bool certain = with_group || scope.empty();
       (certain ? probes_ : ambiguous_).push_back(record.number);
       process(from).call(record, seconds(3));
     }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/lending.h"
@@ -37,7 +38,7 @@ struct Settings {
   bool imposter = false;            // somebody takes the name of a peer that lives
   bool outsider = false;            // somebody without a key is about
   std::vector<std::string> scopes;  // the group whose key each holds; the hub has the token
-  int namesake_of = 0;              // another group has a peer of this one's name; 0: none has
+  int namesake_of = 0;  // a peer with the key of another group has its name; 0: none has
 
   static Settings from(Random& random);
 };
@@ -184,7 +185,7 @@ class Process final : public Endpoint {
   std::map<Uid, Services> services_;  // with each instance
   std::map<int, Time> heard_;         // by number, but for greetings
   std::set<std::string> claimed_;     // see claimed_by_outsider()
-  std::map<std::pair<Uid, std::uint16_t>, std::uint64_t> lane_order_;
+  std::map<std::tuple<Uid, std::uint16_t, std::string>, std::uint64_t> lane_order_;
   Time timer_ = kNever;
   std::uint64_t timer_token_ = 0;
 };
@@ -204,8 +205,9 @@ class World {
   bool has_namesake(int number) const {
     return settings.namesake_of != 0 && number == settings.namesake_of;
   }
-  // Whether the caller of a name that two groups have has had the time to hear so from the hub.
-  bool knows_namesake(const CallRecord& record) const;
+  // Whether the caller of a name that two have has had the time to hear from the hub that it does
+  // not mean the one at this place.
+  bool knows_better(const CallRecord& record, const Process& place) const;
   // Whether the two have a key in common.
   bool may_meet(int a, int b) const;
   // The outsider hears what one end of a connection writes of its greeting.
