@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 import threading  # noqa: F401 - a worker that imported it first would be taken for the main thread
+import warnings
 from typing import TYPE_CHECKING
 
 if sys.version_info < (3, 11):  # noqa: UP036 - pip checks this, a folder in PYTHONPATH does not
@@ -36,7 +37,7 @@ from moolink.errors import (
     TimeoutError,
     WireError,
 )
-from moolink.internal.installation import why_no_core
+from moolink.internal.installation import why_no_core, why_stale
 
 if TYPE_CHECKING:
     from moolink import metrics
@@ -87,8 +88,11 @@ def _is_command() -> bool:
     return os.path.basename(sys.argv[0] if sys.argv else "") == "moolink"
 
 
-if not _is_command() and (_missing := why_no_core()) is not None:
-    raise ImportError(_missing, name="moolink._core")
+if not _is_command():
+    if (_missing := why_no_core()) is not None:
+        raise ImportError(_missing, name="moolink._core")
+    if (_stale := why_stale()) is not None:
+        warnings.warn(_stale, RuntimeWarning, stacklevel=2)
 
 # Loaded at first use, so that `import moolink` costs next to nothing.
 _HOME = {

@@ -1154,3 +1154,8 @@ def xla_all_reduce_on_cuda() -> object:
     """
     Returns the handler of moolink.jax's custom call on CUDA devices, for jax.ffi.register_ffi_target.
     """
+
+def sources_digest() -> str:
+    """
+    Returns the digest of the C++ sources that this module was built from; see moolink.internal.installation.
+    """

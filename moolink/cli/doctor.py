@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import moolink
 from moolink.cli import dump, limits
 from moolink.cli.finding import Finding, State
 from moolink.internal import extras
-from moolink.internal.installation import why_no_core
+from moolink.internal.installation import why_no_core, why_stale
 from moolink.internal.processes import available_cores
 
 _EXTRA = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?")  # the name and extras of a requirement
@@ -126,7 +127,16 @@ def _core() -> Finding:
     except ImportError as error:
         cure = "install moolink again, for this Python and this system"
         return Finding("core", "failed", f"it does not load: {error}; {cure}")
+    if (stale := why_stale()) is not None:
+        return Finding("core", "failed", stale)
     return Finding("core", "ok", str(module.__file__))
+
+
+def _loaded_core() -> ModuleType:
+    """The extension; raises ImportError for one of other sources, which may lack what is asked."""
+    if why_stale() is not None:
+        raise ImportError("the core is of other sources")
+    return importlib.import_module("moolink._core")
 
 
 def _machine() -> Finding:
@@ -203,7 +213,7 @@ def _reached(address: str, token_file: str | None) -> list[Finding]:
 def _addresses() -> Finding:
     chosen = os.environ.get("MOOLINK_INTERFACE", "")
     try:
-        core = importlib.import_module("moolink._core")
+        core = _loaded_core()
     except ImportError as error:
         return Finding("addresses", "absent", f"not looked for: {error}")
     try:
@@ -253,7 +263,7 @@ def _cuda_name(driver: ctypes.CDLL, index: int) -> str:
 
 def _verbs() -> Finding:
     try:
-        core = importlib.import_module("moolink._core")
+        core = _loaded_core()
     except ImportError as error:
         return Finding("RDMA", "absent", f"not looked for: {error}")
     found = core.verbs_info()
@@ -275,7 +285,7 @@ def _verbs() -> Finding:
 
 def _openssl() -> Finding:
     try:
-        core = importlib.import_module("moolink._core")
+        core = _loaded_core()
     except ImportError as error:
         return Finding("OpenSSL", "absent", f"not looked for: {error}")
     found = core.openssl_info()

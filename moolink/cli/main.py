@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import moolink
-from moolink.internal.installation import why_no_core
+from moolink.internal.installation import why_no_core, why_stale
 
 COMMANDS = ("run", "launch", "replay", "top", "dump", "doctor")
 USAGE = """\
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command != "doctor" and (missing := why_no_core()) is not None:
             sys.stderr.write(f"moolink: {missing}\n")
             return 1
+        if command != "doctor" and (stale := why_stale()) is not None:
+            sys.stderr.write(f"moolink: {stale}\n")
         # Imported here: a command must not pay for the others' imports.
         return int(importlib.import_module(f"moolink.cli.{command}").main(rest))
     import difflib  # only for this error

@@ -1,7 +1,12 @@
-"""Why moolink's extension module is not there. Needs neither it nor numpy."""
+"""Whether moolink's extension module is there, and of these sources. Needs neither it nor numpy.
+
+The build runs this file, too, for the digest that the extension keeps: it prints C++.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -32,6 +37,46 @@ def why_no_core() -> str | None:
     return f"{missing}: {_remedy()}"
 
 
+def why_stale() -> str | None:
+    """That the extension module was built from other C++ sources than those of this checkout, and
+    the remedy. None: from these ones, or there is no checkout.
+
+    Costs the modification times of some thirty folders, unless one is later than the module's: git
+    replaces files, which changes their folder. Then it reads the sources.
+    """
+    sources = _PACKAGE.parent / "cpp"
+    spec = importlib.util.find_spec("moolink._core")
+    if spec is None or spec.origin is None or not (sources / "bind").is_dir():
+        return None
+    try:
+        if _last_change(sources) <= os.stat(spec.origin).st_mtime:
+            return None
+        core, wanted = importlib.import_module("moolink._core"), digest(sources)
+    except (OSError, ImportError):  # files that are being replaced, or a module that does not load
+        return None
+    if hasattr(core, "sources_digest") and core.sources_digest() == wanted:
+        return None
+    return (
+        f"the extension module {spec.origin} was built from other C++ sources than those in "
+        f"{sources}, and may not do what the Python files expect: build it again, or {_remedy()}"
+    )
+
+
+def digest(sources: Path) -> str:
+    """Of the names and contents of the C++ files in a folder: 64 hexadecimal digits."""
+    files = [*sources.rglob("[!.]*.cc"), *sources.rglob("[!.]*.h")]
+    lines = [
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.relative_to(sources).as_posix()}"
+        for file in sorted(files)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _last_change(folder: Path) -> float:
+    """The latest modification time of a folder and of those within it."""
+    return max(os.stat(path).st_mtime for path, _, _ in os.walk(folder))
+
+
 def _remedy() -> str:
     root = _PACKAGE.parent
     if (root / "pyproject.toml").exists():
@@ -48,3 +93,7 @@ def _elsewhere() -> str | None:
         if importlib.machinery.PathFinder.find_spec("_core", [str(folder)]) is not None:
             return str(folder)
     return None
+
+
+if __name__ == "__main__":
+    print(f'extern const char moolink_sources_digest[] = "{digest(Path(sys.argv[1]))}";')

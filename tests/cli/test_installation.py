@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 import moolink
+from moolink import _core
 from moolink.internal import extras
+from moolink.internal.installation import digest
 from tests.waiting import PROCESS_LIMIT
 
 PACKAGE = Path(moolink.__file__).parent
@@ -81,6 +84,49 @@ def test_other_commands_take_one_line(sources: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("moolink: moolink's extension module is not in")
     assert run(sources, "-m", "moolink", "--help").returncode == 0
+
+
+def stand_in(sources: Path, built_of: str, modified: float) -> None:
+    """An extension module of that digest and modification time, beside C++ sources of now."""
+    (sources / "cpp" / "bind").mkdir(parents=True, exist_ok=True)
+    (sources / "cpp" / "bind" / "module.cc").write_text("int now;")
+    core = sources / "moolink" / "_core.py"
+    core.write_text(f"def sources_digest():\n    return {built_of!r}\n")
+    os.utime(core, (modified, modified))
+
+
+LONG_AGO = 1.0
+OF_OTHERS = "was built from other C++ sources than those in"
+
+
+def test_an_extension_of_other_sources_is_noticed_at_import(sources: Path) -> None:
+    stand_in(sources, "those before the pull", LONG_AGO)
+    done = run(sources, "-c", "import moolink")
+    assert done.returncode == 0
+    assert OF_OTHERS in done.stderr
+    assert f"pip install -v -e {sources}`" in done.stderr
+    command = run(sources, "-m", "moolink", "dump")
+    assert command.stderr.startswith(f"moolink: the extension module {sources}")
+    stand_in(sources, digest(sources / "cpp"), LONG_AGO)  # a clone of the same sources
+    assert run(sources, "-c", "import moolink").stderr == ""
+
+
+def test_an_extension_later_than_all_sources_costs_no_reading(sources: Path) -> None:
+    stand_in(sources, "unknown", (sources / "moolink").stat().st_mtime + 1000)
+    assert run(sources, "-c", "import moolink").stderr == ""
+
+
+def test_doctor_names_an_extension_of_other_sources(sources: Path) -> None:
+    stand_in(sources, "those before the pull", LONG_AGO)
+    done = run(sources, "-m", "moolink", "doctor", "--json")
+    (core,) = [one for one in json.loads(done.stdout) if one["topic"] == "core"]
+    assert core["state"] == "failed"
+    assert OF_OTHERS in core["text"]
+
+
+def test_the_extension_is_of_these_sources() -> None:
+    checkout = PACKAGE.parent / "cpp"
+    assert _core.sources_digest() == digest(checkout), "the extension is stale: run `make dev`"
 
 
 def test_an_old_python_is_the_reason(sources: Path) -> None:
