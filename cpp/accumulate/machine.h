@@ -229,6 +229,8 @@ class Machine {
   std::vector<std::string> waiting_for() const;
   // For people: the cause of this peer's wait in its epoch, and a remedy; empty outside an epoch.
   std::string explain() const;
+  // For people: how much of the next round's batch is here; empty at other members than the leader.
+  std::string gathered() const;
 
  private:
   // outside: in no view. flushing: FLUSH sent, RESUME awaited. resuming: carries out RESUME and

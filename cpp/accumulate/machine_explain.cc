@@ -1,6 +1,7 @@
 // For people: the members and events that a peer waits for. Decides nothing.
 
 #include "accumulate/machine.h"
+#include "base/format.h"
 #include "base/names.h"
 
 namespace moolink::accumulate {
@@ -29,10 +30,10 @@ std::string Machine::explain() const {
 }
 
 std::string Machine::explain_change() const {
-  const std::string epoch = " in the change to epoch " + std::to_string(epoch_);
+  const std::string change = " in the change to epoch " + std::to_string(epoch_);
   const std::vector<std::string> missing = names_of(missing_in_flush());
-  if (missing.empty()) return "the other members" + epoch;
-  return joined(missing, "'") + epoch + ": no accumulator '" + joined_names_text(config_.group) +
+  if (missing.empty()) return "the other members" + change;
+  return joined(missing, "'") + change + ": no accumulator '" + joined_names_text(config_.group) +
          "' answers there; every member of the group must make one of this name, and keep it as "
          "long as it is a member";
 }
@@ -48,13 +49,18 @@ std::string Machine::explain_as_leader() const {
            " to apply the rounds that are there: its loop must go on to the next turn of steps(), "
            "or call update(), step the optimiser and call zero_gradients()";
   }
-  const std::string sum = "a batch of " + std::to_string(leader_->queued_batch()) + " of " +
-                          std::to_string(whole) + " for round " +
-                          std::to_string(leader_->cut_round() + 1) + " is here";
+  const std::string sum = gathered();
   const auto idle = leader_->without_gradients();
   if (idle.empty()) return "more contributions: " + sum + ", from every member";
   return "contributions: " + sum + ", none of " + joined(names_of(idle), "'") +
          "; the loop must call reduce_gradients() (step.reduce() in steps())";
+}
+
+std::string Machine::gathered() const {
+  if (!leader_) return {};
+  return "a batch of " + grouped(leader_->queued_batch()) + " of " +
+         grouped(own_settings().virtual_batch_size) + " for round " +
+         std::to_string(leader_->cut_round() + 1) + " is here";
 }
 
 }  // namespace moolink::accumulate

@@ -24,4 +24,11 @@ std::string in_milliseconds(Duration duration) {
   return with_unit(std::chrono::duration<double, std::milli>(duration).count(), "ms");
 }
 
+std::string grouped(std::int64_t number) {
+  std::string text = std::to_string(number);
+  const std::size_t digits = number < 0 ? 1 : 0;  // where they begin
+  for (std::size_t end = text.size(); end > digits + 3;) text.insert(end -= 3, 1, ',');
+  return text;
+}
+
 }  // namespace moolink

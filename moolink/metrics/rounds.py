@@ -74,7 +74,9 @@ class Rounds:
         seconds = self._short_for()
         if seconds > _AGAIN * self._told_after and self._core.is_leader():
             self._told_after = seconds
-            logs.logger.warning("%s", self._shortfall(seconds))
+            logs.logger.warning(
+                "the virtual batch size is not reached for %.0f s: %s", seconds, self._shortfall()
+            )
 
     def _short_for(self) -> float:
         """Seconds for which contributions have come without a round; 0: not remarkably long."""
@@ -83,11 +85,11 @@ class Rounds:
         seconds = time.monotonic() - self._since
         return seconds if seconds > _SHORT and seconds > 3 * self._typical() else 0.0
 
-    def _shortfall(self, seconds: float) -> str:
+    def _shortfall(self) -> str:
         return (
-            f"the virtual batch size is not reached for {seconds:.0f} s: this peer has contributed "
-            f"{self._contributed:,} of {self._virtual_batch_size:,}; if this is not intended, call "
-            "set_virtual_batch_size() with less, or contribute larger batches"
+            f"this peer has contributed {self._contributed:,} of {self._virtual_batch_size:,}; if "
+            "this is not intended, call set_virtual_batch_size() with less, or contribute larger "
+            "batches"
         )
 
     def _typical(self) -> float:
@@ -128,7 +130,8 @@ class Rounds:
             stats, leads, last = self._core.stats(), self._core.is_leader(), list(self._last)
             idle, still, awaited = (0.0, 0.0, "") if self.is_over else self._core.activity()
             if not self.is_over and (seconds := self._short_for()):
-                still, awaited = seconds, self._shortfall(seconds)
+                still = seconds
+                awaited = f"the virtual batch size to be reached: {self._shortfall()}"
             return {
                 **self._labels,
                 "role": "leader" if leads else self._role,

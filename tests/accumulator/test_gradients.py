@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import moolink
 from moolink.internal import repeated
 from moolink.metrics import rounds
 from tests.accumulator.loops import Make, connect, failed, parameters, pump, reduce_round
@@ -114,7 +115,13 @@ def test_a_virtual_batch_size_that_is_not_reached_is_told(
     report = peer._rounds.report()
     assert report is not None
     assert report["still"] == 42
-    assert "this peer has contributed 5,000 of 1,000,000" in report["awaited"]
+    assert report["awaited"].startswith(  # the page says before it: waits for
+        "the virtual batch size to be reached: this peer has contributed 5,000 of 1,000,000"
+    )
+    until(
+        lambda: ", a batch of 5,000 of 1,000,000 for round " in moolink.dump(),
+        "all contributions to be at the leader",
+    )
     if leads:
         assert [len(lines) for lines in told] == [0, 0, 1, 0, 1]
         assert told[2][0].startswith(

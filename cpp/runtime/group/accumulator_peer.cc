@@ -231,7 +231,8 @@ void AccumulatorPeer::describe(Time now, Describe how, std::string& text) const 
             (machine_.wants_state() ? ", the user is asked for set_state()" : "") +
             (machine_.has_new_state() ? ", a new state waits for the user" : "") +
             (machine_.next_result() ? ", a result waits for the user" : "") +
-            (machine_.wants_gradients(now) ? ", gradients are wanted of the user" : "") + "\n";
+            (machine_.wants_gradients(now) ? ", gradients are wanted of the user" : "") +
+            (machine_.is_leader() ? ", " + machine_.gathered() : "") + "\n";
   }
   const std::vector<std::string> waiting = machine_.waiting_for();
   if (waiting.empty()) return;

@@ -40,6 +40,9 @@ TEST("explain: a leader says who has contributed nothing, who has no result and 
   peers.contribute(0);
   check_says(peers[0], "a batch of 1 of 2 for round 8 is here, none of 'p1'");
   check_says(peers[1], "round 8 of the leader 'p0'");
+  peers[0].set_virtual_batch_size(1'000'000);
+  CHECK_EQ(peers[0].gathered(), "a batch of 1 of 1,000,000 for round 8 is here");
+  CHECK_EQ(peers[1].gathered(), "");
   peers[0].set_virtual_batch_size(1);
   for (int round = 0; round < 4; ++round) {  // of which the other one applies none
     peers.contribute(0);

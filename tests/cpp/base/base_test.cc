@@ -33,6 +33,11 @@ TEST("seconds: three digits, and whole ones from 1000") {
   CHECK_EQ(in_seconds(milliseconds(999'600)), std::string("1000 s"));
   CHECK_EQ(in_milliseconds(milliseconds(1500)), std::string("1500 ms"));
   CHECK_EQ(in_seconds(seconds(1040)), std::string("1040 s"));
+  CHECK_EQ(grouped(0), std::string("0"));
+  CHECK_EQ(grouped(999), std::string("999"));
+  CHECK_EQ(grouped(1'000), std::string("1,000"));
+  CHECK_EQ(grouped(-123'456), std::string("-123,456"));
+  CHECK_EQ(grouped(1'234'567), std::string("1,234,567"));
 }
 
 TEST("heap allocator: blocks are 64-byte aligned, sized as asked") {
