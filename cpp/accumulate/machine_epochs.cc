@@ -158,7 +158,7 @@ void Machine::on(const Arrival& at, const Flush& flush) {
     Time& since = late_.try_emplace(at.from, awake_).first->second;
     if (awake_ < since + kLateTimeout) return;
     since = awake_;
-    ask_for_view(at.from, "it came late to epoch " + std::to_string(epoch_));
+    ask_for_view(at.from, "it came late to membership change " + std::to_string(epoch_));
     return;
   }
   // A repeated FLUSH is no progress.
@@ -197,7 +197,7 @@ void Machine::watch_flush() {
   if (awake_ < flush_deadline()) return;
   flush_progress_ = awake_;
   for (const Uid& instance : missing_in_flush()) {
-    ask_for_view(instance, "it does not answer in epoch " + std::to_string(epoch_));
+    ask_for_view(instance, "it does not answer in membership change " + std::to_string(epoch_));
   }
 }
 
@@ -214,7 +214,8 @@ void Machine::on(const Arrival& at, const Resume& resume) {
   const bool is_outdated = resume.fresh && resume.leader == config_.instance &&
                            installed_since_flush_ && resume.round != user_version_;
   if (is_outdated) {
-    return ask_for_view(config_.instance, "its user installed a state during the change of epoch");
+    return ask_for_view(config_.instance,
+                        "its user installed a state during the membership change");
   }
   for (const MemberStanding& mine : resume.members) {
     if (mine.instance != config_.instance) continue;

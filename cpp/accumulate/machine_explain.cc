@@ -30,7 +30,7 @@ std::string Machine::explain() const {
 }
 
 std::string Machine::explain_change() const {
-  const std::string change = " in the change to epoch " + std::to_string(epoch_);
+  const std::string change = " in membership change " + std::to_string(epoch_);
   const std::vector<std::string> missing = names_of(missing_in_flush());
   if (missing.empty()) return "the other members" + change;
   return joined(missing, "'") + change + ": no accumulator '" + joined_names_text(config_.group) +

@@ -322,7 +322,7 @@ void Machine::watch_members() {
     if (sessions_lost_.contains(instance) && !mutant("demote_whom_it_lost")) {
       log(LogLevel::warning, name_of(instance) +
                                  " holds up the group: the session with it was lost, and the group "
-                                 "has not come to another epoch since");
+                                 "has not changed its membership since");
       continue;
     }
     if (instance == config_.instance) {
@@ -341,7 +341,8 @@ void Machine::watch_members() {
   lagging_since_ = awake_;
   log(LogLevel::warning, "round " + std::to_string(leader_->stable() + 1) +
                              " has had no result at " + group::joined(names_of(lagging)) + " for " +
-                             in_seconds(config_.member_stall) + ": the group begins another epoch");
+                             in_seconds(config_.member_stall) +
+                             ": the group begins a membership change");
   const bool self_first = lagging.front() == config_.instance && lagging.size() > 1;
   actions_.push_back(Demote{lagging[self_first ? 1 : 0]});
 }

@@ -74,11 +74,11 @@ PipelineSegment::PipelineSegment(std::shared_ptr<void> owner, std::span<std::byt
   }
   const PipelineLayout theirs{header.epoch, header.ranks, header.depth, header.window_bytes};
   if (header.magic != kMagic || theirs != layout) {
-    throw Exception(ErrorCode::wire, "the segment that was passed for the operations of epoch " +
-                                         std::to_string(layout.epoch) +
-                                         " has another layout (epoch " +
-                                         std::to_string(theirs.epoch) + ", " +
-                                         std::to_string(theirs.ranks) + " ranks)");
+    throw Exception(ErrorCode::wire,
+                    "the segment that was passed for the operations of membership " +
+                        std::to_string(layout.epoch) + " has another layout (membership " +
+                        std::to_string(theirs.epoch) + ", " + std::to_string(theirs.ranks) +
+                        " ranks)");
   }
 }
 

@@ -276,7 +276,7 @@ void SharedPipeline::check_agreement(const Running& running) const {
   for (std::uint32_t rank = 0; rank < layout().ranks; ++rank) {
     if (segment_.status(rank, s).fingerprint.load(std::memory_order_relaxed) == mine) continue;
     throw Exception(ErrorCode::error,
-                    "shared operation " + std::to_string(s) + " of epoch " +
+                    "shared operation " + std::to_string(s) + " of membership " +
                         std::to_string(layout().epoch) + ": rank " + std::to_string(rank) +
                         " started a different one from rank " + std::to_string(rank_) +
                         ": the members' tensors differ in size or type");

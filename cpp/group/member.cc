@@ -225,8 +225,8 @@ void Member::evicted(Time now, std::string_view why) {
   lost_.clear();
   has_state_ = has_state_ && mutant("zombie_keeps_state");
   stale_sent_.clear();
-  say(LogLevel::warning, "evicted from epoch " + std::to_string(epoch) + " (" + std::string(why) +
-                             "); joining again as a newcomer");
+  say(LogLevel::warning, "evicted from membership " + std::to_string(epoch) + " (" +
+                             std::string(why) + "); joining again as a newcomer");
   actions_.push_back(Evicted{epoch});
   announce_soon(now);
 }
@@ -318,7 +318,7 @@ std::string Member::waiting_for() const {
   if (!broker_.empty()) return {};
   for (const MemberInfo& member : view_->members) {
     if (unreachable_.contains(member.instance)) {
-      return group + "lost '" + member.name + "' and waits for the broker to make a new epoch";
+      return group + "lost '" + member.name + "' and waits for the broker to change the membership";
     }
   }
   return {};

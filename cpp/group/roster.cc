@@ -214,7 +214,7 @@ std::vector<MemberInfo> Roster::take_out_gone() {
 // No member is left. Members that were only silent are not told, and bring the view with them if
 // they return before a new lineage is founded.
 void Roster::dissolve(const Timing& timing) {
-  say(LogLevel::info, "epoch " + std::to_string(view_.epoch) + " has lost all its members");
+  say(LogLevel::info, "membership " + std::to_string(view_.epoch) + " has lost all its members");
   ended_[view_.lineage] = view_.epoch;
   view_ = {};
   formed_ = false;

@@ -61,19 +61,19 @@ std::size_t View::participants() const {
 }
 
 std::string describe(const View& view) {
-  return "epoch " + std::to_string(view.epoch) + " (" + kCauses[view.cause] +
+  return "membership " + std::to_string(view.epoch) + " (" + kCauses[view.cause] +
          "): " + joined(names_without(view, {}));
 }
 
 Error group_changed(std::string_view group, std::string_view operation, const View& before,
                     const View& after) {
   std::string text(operation);
-  text +=
-      " of group '" + std::string(group) + "' was begun in epoch " + std::to_string(before.epoch);
+  text += " of group '" + std::string(group) + "' was begun in membership " +
+          std::to_string(before.epoch);
   if (after.empty()) {
     text += " and this peer is no longer in the group";
   } else {
-    text += ", now it is epoch " + std::to_string(after.epoch) + ": " + kCauses[after.cause];
+    text += ", now it is membership " + std::to_string(after.epoch) + ": " + kCauses[after.cause];
     if (const auto gone = names_without(before, after); !gone.empty()) {
       text += "; gone: " + joined(gone);
     }
@@ -81,7 +81,7 @@ Error group_changed(std::string_view group, std::string_view operation, const Vi
       text += "; new: " + joined(came);
     }
   }
-  text += ". Call it again in the new epoch.";
+  text += ". Call it again with the new members.";
   return {
       .code = ErrorCode::group_changed, .message = std::move(text), .function = std::string(group)};
 }

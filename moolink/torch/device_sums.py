@@ -334,7 +334,7 @@ class DeviceSums:
         return awaited, tell_root
 
     def _name(self, epoch: Epoch, operation: Operation) -> str:
-        return f"{operation.name} (sum {operation.number} of epoch {epoch.number})"
+        return f"{operation.name} (sum {operation.number} of membership {epoch.number})"
 
     def _start(self, epoch: Epoch, name: str, kind: str, array: Any) -> Future:
         future = self._core.collective(
@@ -385,7 +385,7 @@ class DeviceSums:
             return
         if not epoch.communicator.broken and not _ends_with_epoch(error):
             logs.logger.warning(
-                "group %r, epoch %d: sums of large tensors use the host until the next epoch: %s",
+                "group %r: sums of large tensors use the host until membership %d changes: %s",
                 self._group,
                 epoch.number,
                 error,

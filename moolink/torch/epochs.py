@@ -220,6 +220,6 @@ class Epoch:
 
 def over(epoch: Epoch) -> GroupChanged:
     return GroupChanged(
-        f"epoch {epoch.number} of the group has ended, or its member of rank 0 is gone: "
+        f"membership {epoch.number} of the group has ended, or its member of rank 0 is gone: "
         "call update(), then start the operation again"
     )

@@ -308,7 +308,7 @@ def test_a_dump_shows_groups_threads_and_calls(broker_address: str) -> None:
         f"moolink in process {os.getpid()}",
         "peer 'alice' (",
         "peer 'broker': connected over",
-        "group 'pong' of peer 'alice': epoch",
+        "group 'pong' of peer 'alice': membership",
         "broker 'broker' connected",
         "call 1 of 'wait' at 'alice' waits for",
         "handler of 'wait' for 'alice'",

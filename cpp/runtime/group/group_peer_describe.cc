@@ -16,7 +16,7 @@ std::string GroupPeer::explain(Time now) const {
   std::string waiting = member_.waiting_for();
   if (broker_) return waiting;
   if (!waiting.empty()) return waiting + how_to_reach_the_broker(now);
-  return "group '" + name_ + "' goes on in epoch " + std::to_string(member_.view()->epoch) +
+  return "group '" + name_ + "' goes on with membership " + std::to_string(member_.view()->epoch) +
          " without its broker: no peer can join, and the death of a member would stop it" +
          how_to_reach_the_broker(now);
 }
@@ -50,7 +50,7 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
   const std::string who = "group '" + name_ + "' of peer '" + rpc_->node().name() + "'";
   if (how == Describe::everything) {
     const group::View& view = *member_.active_view();
-    text += who + ": " + (view.empty() ? "in no epoch" : group::describe(view));
+    text += who + ": " + (view.empty() ? "no member yet" : group::describe(view));
     if (member_.view()->epoch != view.epoch) {
       text += "; next: " + group::describe(*member_.view());
     }

@@ -43,12 +43,13 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
   const Engine::Lock lock = lock_open();
   enter_newest(operation, retry);
   if (epoch != 0 && !retry && epoch != static_cast<std::uint32_t>(seen_->epoch)) {
-    throw Exception(Error{.code = ErrorCode::group_changed,
-                          .message = "operation '" + operation + "' of group '" + name_ +
-                                     "' is of epoch " + std::to_string(epoch) +
-                                     ", in which its token was made; update() has shown epoch " +
-                                     std::to_string(seen_->epoch) + " since: make a new token",
-                          .function = name_});
+    throw Exception(
+        Error{.code = ErrorCode::group_changed,
+              .message = "operation '" + operation + "' of group '" + name_ +
+                         "' is of membership " + std::to_string(epoch) +
+                         ", in which its token was made; update() has shown membership " +
+                         std::to_string(seen_->epoch) + " since: make a new token",
+              .function = name_});
   }
   const collective::OpId op = runner_->engine().start(
       operation, std::move(spec), {std::move(input)}, {retry, {}, std::move(output), lent});

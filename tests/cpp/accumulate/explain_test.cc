@@ -28,7 +28,7 @@ TEST("explain: a member that has no accumulator of this name is named, and what 
   view.members.push_back({config.instance, "a", 0, Uid{9, 9}, group::Role::member, 0});
   view.members.push_back({Uid{1, 2}, "b", 0, Uid{9, 9}, group::Role::member, 0});
   machine.view(Time(seconds(1)), std::make_shared<const group::View>(view));
-  check_says(machine, "'b' in the change to epoch 3: no accumulator 'group/model' answers there");
+  check_says(machine, "'b' in membership change 3: no accumulator 'group/model' answers there");
 }
 
 TEST("explain: a leader says who has contributed nothing, who has no result and who applies none") {
