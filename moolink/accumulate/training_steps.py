@@ -213,7 +213,7 @@ class _Loop:
             if has_round := accumulator.has_gradients():
                 self._apply_round()
             changed = has_state or has_round
-            begins = was_connected and not is_asked  # the update has told it the leader
+            begins = was_connected and not is_asked  # its parameters are the group's
             is_asked = is_asked or begins or changed
             if not is_asked and accumulator.connected():
                 continue

@@ -22,15 +22,18 @@ def ended(totals: dict[str, int]) -> bool:
 class Learner:
     """A member whose loop a thread of its own goes through, as a process does."""
 
-    def __init__(self, member: Member, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, member: Member, timeout: float = TIMEOUT, totals: dict[str, int] | None = None
+    ) -> None:
         self.member = member
+        self.totals = totals
         self.error: Exception | None = None
         self.timeout = timeout
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def turns(self) -> Any:
         accumulator = self.member.accumulator
-        return accumulator.training_steps(self.member.apply, until=ended)
+        return accumulator.training_steps(self.member.apply, until=ended, totals=self.totals)
 
     def contribute(self, step: Any) -> None:
         if self.member.is_torch:
@@ -113,6 +116,27 @@ def test_a_follower_whose_leader_is_gone_with_the_last_parameters_says_so(make: 
     accumulator._group.close()
     with pytest.raises(moolink.Error, match=r"'peer-0' is gone.* version 1"):
         second.join()
+
+
+def test_a_job_that_is_over_at_its_start_ends_before_a_leader_was_seen(
+    make: Make, broker_address: str
+) -> None:
+    model = torch_model()
+    first = make("peer-0", model, version=1)
+    until(lambda: first._group.update() or first._group.members() == ["peer-0"], "the group")
+    with moolink.Rpc("peer-1") as rpc, moolink.Group(rpc, "group") as group:
+        rpc.connect(broker_address)
+        until(lambda: group.update() or len(group.members()) == 2, "the second member")
+        learner = Learner(Member(first), totals={"turns": 2})
+        learner.thread.start()
+        # The membership changes, which lasts until the second member has an accumulator.
+        until(lambda: not learner.thread.is_alive() or bool(first._awaited), "the loop's end")
+        accumulator = moolink.Accumulator("model", torch_model(7.0), group=group)
+        late = Learner(Member(accumulator))
+        late.thread.start()
+        learner.join()
+        late.join()
+    assert equal_parameters([learner.member, late.member])
 
 
 def test_a_leader_that_waits_no_longer_tells_whom_it_leaves(
