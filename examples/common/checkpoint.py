@@ -9,6 +9,7 @@ checked before anything else is read.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 import zipfile
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import moolink
+from examples.common.environments import rules_of
 from examples.common.options import ATARI_OPTIONS, OptionError, Options
 from moolink import files
 
@@ -106,12 +108,21 @@ def other_job(options: Options, theirs: Mapping[str, Any]) -> str | None:
         option = "--" + name.replace("_", "-")
         if name not in theirs:
             return f"is of an earlier version of this program, without {option}"
-        if theirs[name] != mine[name]:
+        if not _is_same_game(options, theirs, name):
             have, want = (
                 "the id's default" if x is None else x for x in (theirs[name], mine[name])
             )
             return f"is of {option} {have}, not {want}"
     return None
+
+
+def _is_same_game(options: Options, theirs: Mapping[str, Any], name: str) -> bool:
+    """Whether the game is the same by both values of an option: one may be the id's default."""
+    if theirs[name] == getattr(options, name):
+        return True
+    others = copy.copy(options)
+    setattr(others, name, theirs[name])
+    return rules_of(others) == rules_of(options)
 
 
 def is_done(options: Options, saved: Mapping[str, Any]) -> bool:

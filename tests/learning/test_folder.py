@@ -63,6 +63,20 @@ def test_the_newest_run_of_the_same_network_goes_on():
     assert RunFolder(impala()).path == newest
 
 
+def test_a_rule_that_is_given_and_the_ids_default_are_the_same_game():
+    def breakout(*arguments):
+        return parse(ImpalaOptions, ["--env-id", "ALE/Breakout-v5", *arguments], {})
+
+    path = a_run(breakout())
+    sticky = breakout("--repeat-action-probability", "0.25", "--no-op-max", "30")
+    assert RunFolder(sticky).path == path
+    checkpoint.check_can_go_on(sticky, checkpoint.load(path))
+    other = breakout("--repeat-action-probability", "0")
+    assert RunFolder(other).path is None
+    with pytest.raises(OptionError, match="is of --repeat-action-probability the id's default"):
+        checkpoint.check_can_go_on(other, checkpoint.load(path))
+
+
 def test_a_run_with_all_its_steps_is_followed_by_a_new_one():
     path = a_run(impala("--total-steps", "1000"), 1000)
     found = RunFolder(impala("--total-steps", "1000"))
