@@ -23,7 +23,7 @@ COLUMNS = (
     "updates",  # rounds applied, which is the model's version
     "episodes",  # that `mean_return` is the mean of
     "mean_return",
-    "steps_per_second",  # of the whole group, since the row before
+    "steps_per_second",  # of the whole group, since the row before, or since it began to learn
     "cpu_seconds",  # of this peer
     "contributors",  # fewest peers in any round since the row before
     "batch_size",  # of the last round

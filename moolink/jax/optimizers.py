@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from moolink.data import nodes
+from moolink.internal.optimizer_kinds import require_same_kind
 from moolink.jax import arrays
 
 # Names of the running means in optax' states, and here.
@@ -19,11 +20,11 @@ def optimizer_state(state: Any) -> dict[str, Any] | None:
     """Returns the state of ``optax.adam``, ``rmsprop`` or ``sgd`` for members of any framework.
 
     ``count`` is the number of updates, and ``moments`` has ``mean``, ``mean_of_squares`` or
-    ``momentum``: lists of arrays in the order of the parameters. None: the state holds more than
-    these, such as hyperparameters.
+    ``momentum``: lists of arrays in the order of the parameters, whose names ``keeps`` has, too.
+    None: the state holds more than these, such as hyperparameters.
     """
     portable: dict[str, Any] = {"count": 0, "moments": {}}
-    return portable if _take(state, portable) else None
+    return portable | {"keeps": list(portable["moments"])} if _take(state, portable) else None
 
 
 def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
@@ -34,13 +35,12 @@ def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
         ValueError: the state is that of another optimizer, or of other parameters.
     """
     mine = optimizer_state(like)
-    theirs = state["moments"]
-    if mine is None or (theirs and set(theirs) != set(mine["moments"])):
-        has = "other values" if mine is None else sorted(mine["moments"])
+    if mine is None:
         raise ValueError(
-            f"the state that came has {sorted(theirs)}, and this peer's optimizer {has}: use the "
-            "same optimizer at every member"
+            f"the state that came has {sorted(state['moments'])}, and this peer's optimizer other "
+            "values: use the same optimizer at every member"
         )
+    require_same_kind(state, mine["moments"], "this peer's optimizer")
     return _put(like, state)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from moolink.data import nodes
+from moolink.internal.optimizer_kinds import require_same_kind
 
 # Names of the running means, here and in each optimizer.
 MOMENTS: dict[type[torch.optim.Optimizer], dict[str, str]] = {
@@ -24,8 +25,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
 
     ``count`` is the number of updates; ``moments`` has ``mean``, ``mean_of_squares`` or
     ``momentum``, lists of tensors in the order of the parameters, by reference; ``groups`` has
-    torch's hyperparameters, which other frameworks ignore. None: another optimizer, or one with
-    more (``amsgrad``, ``centered``).
+    torch's hyperparameters, which other frameworks ignore; ``keeps`` names the moments that the
+    optimizer keeps once it has made an update. None: another optimizer, or one with more
+    (``amsgrad``, ``centered``).
     """
     names = MOMENTS.get(type(optimizer))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -43,7 +45,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         for group in optimizer.param_groups
     ]
     count = max((int(state.get("step", 0)) for state in states), default=0)
-    return {"count": count, "moments": moments, "groups": groups}
+    return {"count": count, "moments": moments, "groups": groups, "keeps": list(names)}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -53,11 +55,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         ValueError: the state is that of another optimizer, or of other parameters.
     """
     names, moments = MOMENTS.get(type(optimizer), {}), state["moments"]
-    if moments and set(moments) != set(names):  # none: it has made no update, or needs none
-        raise ValueError(
-            f"the state that came has {sorted(moments)}, and {type(optimizer).__name__} "
-            f"{sorted(names)}: use the same optimizer at every member"
-        )
+    require_same_kind(state, set(names), type(optimizer).__name__)
     own = optimizer.state_dict()
     indices = [index for group in own["param_groups"] for index in group["params"]]
     if any(len(moment) != len(indices) for moment in moments.values()):

@@ -83,3 +83,32 @@ def test_the_state_of_another_optimizer_is_refused():
         load_optimizer_state(KINDS["rmsprop"](make_parameters()), optimizer_state(optimizer))
     with pytest.raises(ValueError, match="not of 1 parameters"):
         load_optimizer_state(KINDS["adam"](make_parameters()[:1]), optimizer_state(optimizer))
+
+
+def test_a_state_without_moments_is_of_its_optimizer():
+    plain = torch.optim.SGD(make_parameters(), lr=0.1)  # without momentum it keeps none
+    step(plain, 0)
+    assert not optimizer_state(plain)["moments"]
+    load_optimizer_state(torch.optim.SGD(make_parameters(), 0.1, 0.9), optimizer_state(plain))
+    with pytest.raises(ValueError, match=r"Adam .*use the same optimizer"):
+        load_optimizer_state(KINDS["adam"](make_parameters()), optimizer_state(plain))
+    new = optimizer_state(KINDS["adam"](make_parameters()))  # which has made no update
+    load_optimizer_state(KINDS["adam"](make_parameters()), new)
+    with pytest.raises(ValueError, match=r"SGD .*use the same optimizer"):
+        load_optimizer_state(plain, new)
+    load_optimizer_state(plain, {"count": 0, "moments": {}})  # of an earlier version
+
+
+def test_a_state_without_moments_is_of_its_optimizer_in_jax_too():
+    optax = pytest.importorskip("optax")
+    from moolink import jax
+
+    plain, adam = (o.init({"w": np.ones(2, np.float32)}) for o in (optax.sgd(0.1), optax.adam(0.1)))
+    torchs = optimizer_state(torch.optim.SGD(make_parameters(), lr=0.1))
+    jax.load_optimizer_state(plain, torchs)
+    for state in (torchs, jax.optimizer_state(plain)):
+        with pytest.raises(ValueError, match="use the same optimizer"):
+            jax.load_optimizer_state(adam, state)
+        with pytest.raises(ValueError, match="use the same optimizer"):
+            load_optimizer_state(KINDS["adam"](make_parameters()), state)
+    load_optimizer_state(torch.optim.SGD(make_parameters(), lr=0.1), jax.optimizer_state(plain))
