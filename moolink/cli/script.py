@@ -38,7 +38,7 @@ def add_job_options(parser: argparse.ArgumentParser, title: str, broker_option: 
         "--grace",
         type=float,
         metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the job is ended (default 1.5)",
+        help="time between SIGTERM and SIGKILL when the job is ended (default 10)",
     )
 
 

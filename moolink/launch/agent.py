@@ -17,6 +17,7 @@ from typing import Any
 from moolink.accumulate import run_record
 from moolink.internal.processes import available_cores
 from moolink.launch import wire
+from moolink.launch.description import GRACE
 from moolink.launch.host import Task
 from moolink.launch.local_processes import LocalProcess, Machine, visible_gpus
 from moolink.launch.loop import READ, Loop, Outbox, Signals
@@ -59,7 +60,7 @@ class Agent:
         self._processes: dict[int, LocalProcess] = {}
         self._open: set[int] = set()  # processes whose output may still come
         self._security: dict[str, str] = {}
-        self._grace = 1.5
+        self._grace = GRACE
         self._lost_after = 10.0
         self._heard_at = time.monotonic()
         self._is_stopping = False

@@ -11,6 +11,7 @@ from typing import Any
 from moolink import files, tokens
 from moolink.errors import FileError
 
+GRACE = 10.0  # seconds: to save a checkpoint of some GB; a second signal ends the job at once
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"\[?[^\s\[\]]+\]?:\d{1,5}")
@@ -93,7 +94,8 @@ class Job:
         token_file: file of the job's token; ``None``: ``$MOOLINK_TOKEN_FILE``, or the user's own.
         insecure: whether peers show no token and ask for none.
         broker: ``HOST:PORT`` of a running broker; ``None``: one is started with the job.
-        grace: seconds between SIGTERM and SIGKILL when the job is ended.
+        grace: seconds between SIGTERM and SIGKILL when the job is ended. Processes that end earlier
+            are not waited for, and a second signal to the launcher does not wait.
 
     Raises:
         ValueError: an argument is invalid. The message names the key.
@@ -105,7 +107,7 @@ class Job:
     token_file: str | None = None
     insecure: bool = False
     broker: str | None = None
-    grace: float = 1.5
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
         """Checks all, and makes copies that cannot be changed."""

@@ -218,6 +218,7 @@ def test_a_peer_may_save_its_state_on_sigterm(tmp_path):
     text = """
 import signal, sys, time
 def save(*_):
+    time.sleep(2)  # as long as a large model's checkpoint may take
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
