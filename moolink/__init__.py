@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         set_max_threads,
     )
     from moolink.accumulate.accumulators import Accumulator
+    from moolink.accumulate.ordered import ordered_sum
     from moolink.data.batcher import Batcher
     from moolink.data.values import register
     from moolink.env_pool import EnvPool, EnvStepper, EnvStepperFuture
@@ -140,6 +141,7 @@ _HOME = {
     "empty": "moolink.rpc.lending",
     "in_group": "moolink.rpc.naming",
     "lend": "moolink.rpc.lending",
+    "ordered_sum": "moolink.accumulate.ordered",
     "register": "moolink.data.values",
     "set_log_level": "moolink.internal.logs",
     "set_logging": "moolink.internal.logs",
@@ -224,6 +226,7 @@ __all__ = [
     "in_group",
     "lend",
     "metrics",
+    "ordered_sum",
     "register",
     "set_log_level",
     "set_logging",

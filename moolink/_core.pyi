@@ -630,6 +630,11 @@ class GroupCore:
         Returns the name by which calls reach that member, and no other peer of its name.
         """
 
+    def participants(self) -> int:
+        """
+        Returns how many of the members are no observers: those of the ranks below it.
+        """
+
     def rank(self) -> int | None:
         """Returns this peer's rank; None while it is in no view."""
 
@@ -969,10 +974,10 @@ class AccumulatorCore:
         """
 
     def norm(self, result: numpy.typing.NDArray[numpy.uint8]) -> float:
-        """Returns the L2 norm of a result."""
+        """Returns the L2 norm of a result, or of its first sections."""
 
     def scale(self, result: numpy.typing.NDArray[numpy.uint8], factor: float) -> None:
-        """Multiplies a result by `factor` in place."""
+        """Multiplies a result, or its first sections, by `factor` in place."""
 
     def release_result(self) -> None:
         """

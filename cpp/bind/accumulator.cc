@@ -121,13 +121,14 @@ class PyAccumulator : public runtime::AccumulatorPeer {
   double norm(const Bytes& result) {
     check_size(result);
     const GilRelease unlocked;
-    return runtime::norm(layout(), reinterpret_cast<const std::byte*>(result.data()));
+    return runtime::norm(layout(),
+                         {reinterpret_cast<const std::byte*>(result.data()), result.size()});
   }
 
   void scale(const Bytes& result, double factor) {
     check_size(result);
     const GilRelease unlocked;
-    runtime::scale(layout(), factor, reinterpret_cast<std::byte*>(result.data()));
+    runtime::scale(layout(), factor, {reinterpret_cast<std::byte*>(result.data()), result.size()});
   }
 
   void set_state(nb::handle model, nb::handle rest) {
@@ -229,10 +230,11 @@ class PyAccumulator : public runtime::AccumulatorPeer {
   // For snapshots, which are as large as the model and used once.
   Allocator& transient() { return group()->rpc()->context()->transient(); }
   void check_size(const Bytes& result) const {
-    if (result.size() == bucket_bytes()) return;
-    throw Exception(ErrorCode::invalid_argument, "a result has " + std::to_string(bucket_bytes()) +
-                                                     " bytes, not " +
-                                                     std::to_string(result.size()));
+    if (layout().sections_in(result.size()) > 0) return;
+    throw Exception(ErrorCode::invalid_argument,
+                    "a result has " + std::to_string(bucket_bytes()) +
+                        " bytes, or those of its first sections, not " +
+                        std::to_string(result.size()));
   }
 
   ValueOptions values_;
@@ -324,10 +326,11 @@ void bind_rounds(nb::class_<PyAccumulator>& bound) {
            "Returns the mean of the next round as the bytes of a bucket, in memory that is the "
            "caller's; None: there is none, or it was already taken.",
            nb::sig("def take_result(self) -> numpy.typing.NDArray[numpy.uint8] | None"))
-      .def("norm", &PyAccumulator::norm, nb::arg("result"), "Returns the L2 norm of a result.",
+      .def("norm", &PyAccumulator::norm, nb::arg("result"),
+           "Returns the L2 norm of a result, or of its first sections.",
            nb::sig("def norm(self, result: numpy.typing.NDArray[numpy.uint8]) -> float"))
       .def("scale", &PyAccumulator::scale, nb::arg("result"), nb::arg("factor"),
-           "Multiplies a result by `factor` in place.",
+           "Multiplies a result, or its first sections, by `factor` in place.",
            nb::sig("def scale(self, result: numpy.typing.NDArray[numpy.uint8], factor: float) -> "
                    "None"))
       .def("release_result", &Peer::release_result, unlocked,

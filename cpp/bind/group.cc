@@ -314,6 +314,9 @@ void bind_membership(nb::class_<PyGroup>& bound) {
       .def("name_for_calls", forward<PyGroup>(&runtime::GroupPeer::name_for_calls),
            nb::arg("member"), unlocked,
            "Returns the name by which calls reach that member, and no other peer of its name.")
+      .def(
+          "participants", [](const PyGroup& self) { return self.peer().view().participants(); },
+          "Returns how many of the members are no observers: those of the ranks below it.")
       .def("rank", &rank, "Returns this peer's rank; None while it is in no view.")
       .def(
           "epoch", [](const PyGroup& self) { return self.peer().view().epoch; },

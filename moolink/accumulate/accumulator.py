@@ -20,6 +20,7 @@ from moolink.accumulate.checksums import Checksums
 from moolink.accumulate.left_out_rounds import LeftOutRounds
 from moolink.accumulate.norms import NormPolicy
 from moolink.accumulate.options import Divergence, Nonfinite, Role
+from moolink.accumulate.ordered import MOST_UNITS, OrderedCore
 from moolink.accumulate.parameter_sync import ParameterSync
 from moolink.accumulate.parting import Parting, leave_together
 from moolink.accumulate.state_transfer import StateTransfer
@@ -86,9 +87,15 @@ class AccumulatorBase(Adapter, Closing):
         sync_every: rounds between two versions of the parameters that this peer takes over from
             the leader, whatever its own optimizer has computed; 0: none. None: 1 while the leader
             computes in another framework (see :attr:`framework`), else 0.
+        units: for runs that can be repeated (docs/repeatable.md), the number of units of data,
+            1 to 128. Each belongs to one member; members have equal shares. A round is exactly
+            one contribution of each unit, summed by :func:`moolink.ordered_sum`, so its bits
+            depend on these gradients alone, not on the number of members. :attr:`unit` is the one
+            whose gradient is wanted. The virtual batch size follows from it, and one round is
+            under way at once. A bucket is as large as this many gradients.
 
-    ``max_grad_norm`` and ``on_nonfinite`` are part of the model's layout: a peer with other
-    ones is refused, for its parameters would drift away.
+    ``max_grad_norm``, ``on_nonfinite`` and ``units`` are part of the model's layout: a peer with
+    other ones is refused, for its parameters would drift away.
     """
 
     _kind_of_step: type[TrainingStep] = TrainingStep
@@ -108,6 +115,7 @@ class AccumulatorBase(Adapter, Closing):
         max_grad_norm: float | None = None,
         on_nonfinite: Nonfinite = "keep",
         sync_every: int | None = None,
+        units: int | None = None,
     ) -> None:
         require_one_of("role", role, get_args(Role))
         require_one_of("on_divergence", on_divergence, get_args(Divergence))
@@ -123,7 +131,13 @@ class AccumulatorBase(Adapter, Closing):
         self._group = group
         self._name = name
         self._role: Role = role
-        self._core = AccumulatorCore(group._core, name, sections, layout, role == "observer")
+        is_observer = role == "observer"
+        self._core: AccumulatorCore
+        if units is None:
+            self._core = AccumulatorCore(group._core, name, sections, layout, is_observer)
+        else:
+            units = integer_of(units, "units", 1, MOST_UNITS)
+            self._core = OrderedCore(group, name, sections, layout, is_observer, units)
         self._sync = ParameterSync(
             group,
             name,
@@ -132,8 +146,9 @@ class AccumulatorBase(Adapter, Closing):
             self._capture_parameters,
             self._install_parameters,
         )
-        self._parting = Parting(group, name, is_observer=role == "observer")
+        self._parting = Parting(group, name, is_observer=is_observer)
         self._rounds = Rounds(self._core, group, name, role)
+        self._rounds.are_of_units = units is not None
         sources.add(self._rounds, group.rpc)
         self._checksums = Checksums(self._core, self._sync, checksum_every, self._checksum)
         self._on_divergence: Divergence = on_divergence
@@ -317,6 +332,14 @@ class AccumulatorBase(Adapter, Closing):
         if wanted:
             self._prepare()
         return wanted
+
+    @property
+    def unit(self) -> int | None:
+        """With ``units``: the unit of data whose gradient the next ``reduce_gradients`` takes; None
+        while none is wanted of this member, and without ``units``."""
+        if not isinstance(self._core, OrderedCore) or self._must_first():
+            return None
+        return self._core.unit() if self._core.wants_gradients() else None
 
     def has_gradients(self) -> bool:
         """Whether the gradients now hold a round's result."""

@@ -47,7 +47,8 @@ def Accumulator(
         name, parameters, buffers, group: see :class:`moolink.torch.Accumulator` and
             :class:`moolink.jax.Accumulator`.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm``,
-            ``on_nonfinite`` and ``sync_every``; see :class:`moolink.accumulate.AccumulatorBase`.
+            ``on_nonfinite``, ``sync_every`` and ``units``; see
+            :class:`moolink.accumulate.AccumulatorBase`.
 
     Raises:
         TypeError: the parameters are of no framework that has an adapter, or an option is unknown.

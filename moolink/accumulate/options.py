@@ -18,3 +18,4 @@ class AccumulatorOptions(TypedDict, total=False):
     max_grad_norm: float | None
     on_nonfinite: Nonfinite
     sync_every: int | None
+    units: int | None

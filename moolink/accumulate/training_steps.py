@@ -43,6 +43,7 @@ class TrainingStep:
             that no round had is 0.
         stats: of the round applied last (``get_gradient_stats()``), here or, after a resume, in the
             checkpoint; None before the first.
+        unit: with the accumulator's ``units``, the one whose gradient the turn is for; else None.
     """
 
     _run_log: RunLog | None = None
@@ -53,6 +54,7 @@ class TrainingStep:
         self._accumulator = accumulator
         self._reduced = False
         self.version = accumulator.model_version()
+        self.unit = accumulator.unit
         self.totals = totals
         self.stats = stats
 

@@ -62,7 +62,7 @@ class Accumulator(AccumulatorBase):
         group: the group to reduce in. Without one the accumulator makes an ``Rpc`` and a ``Group``
             called ``name``; then call :meth:`connect`.
         options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm``,
-            ``on_nonfinite`` and ``sync_every`` of the base class.
+            ``on_nonfinite``, ``sync_every`` and ``units`` of the base class.
 
     Gradients of float16 and bfloat16 are summed, sent and scaled as float32, and rounded once.
 

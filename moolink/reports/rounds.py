@@ -39,6 +39,9 @@ class GradientStats(TypedDict):
             for it.
         skipped_rounds: left out at this peer by ``on_nonfinite="skip"``.
         skipped_contributions: left out at this peer by ``on_nonfinite="skip"``.
+        moved_units: of an accumulator with ``units``: those with not exactly one gradient of the
+            newest parameters, or with one of another member than in the round before. While it is
+            empty, the run can be repeated.
     """
 
     batch_size: int
@@ -54,3 +57,4 @@ class GradientStats(TypedDict):
     grad_norm: NotRequired[float | None]
     skipped_rounds: NotRequired[int]
     skipped_contributions: NotRequired[int]
+    moved_units: NotRequired[list[int]]

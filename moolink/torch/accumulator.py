@@ -89,8 +89,8 @@ class Accumulator(AccumulatorBase):
             because the other members read the memory from then on: clone gradients that you want
             to keep. Do not call ``optimizer.zero_grad()``: with ``set_to_none=True``
             (torch's default) it discards the views. In a forked child ``.grad`` is ``None``.
-        options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm`` and
-            ``on_nonfinite`` and ``sync_every`` of the base class.
+        options: ``role``, ``checksum_every``, ``on_divergence``, ``max_grad_norm``,
+            ``on_nonfinite``, ``sync_every`` and ``units`` of the base class.
 
     Gradients of float16 and bfloat16 are summed, sent and scaled as float32, and rounded once, when
     they are shown.

@@ -150,24 +150,27 @@ bool gather(DType dtype, const std::vector<Gradient>& gradients, double factor, 
   });
 }
 
-double norm(const BucketLayout& layout, const std::byte* bucket) {
+double norm(const BucketLayout& layout, std::span<const std::byte> bucket) {
   const collective::FloatMode ieee;
   double sum = 0;
-  for (std::size_t i = 0; i < layout.sections.size(); ++i) {
+  const std::size_t sections = layout.sections_in(bucket.size());
+  for (std::size_t i = 0; i < sections; ++i) {
     const BucketSection& section = layout.sections[i];
     sum += with_type(section.dtype, [&](auto value, std::size_t parts) {
-      return sum_of_squares<decltype(value)>(bucket + layout.offsets[i], section.count * parts);
+      return sum_of_squares<decltype(value)>(bucket.data() + layout.offsets[i],
+                                             section.count * parts);
     });
   }
   return std::sqrt(sum);
 }
 
-void scale(const BucketLayout& layout, double factor, std::byte* bucket) {
+void scale(const BucketLayout& layout, double factor, std::span<std::byte> bucket) {
   const collective::FloatMode ieee;
-  for (std::size_t i = 0; i < layout.sections.size(); ++i) {
+  const std::size_t sections = layout.sections_in(bucket.size());
+  for (std::size_t i = 0; i < sections; ++i) {
     const BucketSection& section = layout.sections[i];
     with_type(section.dtype, [&](auto value, std::size_t parts) {
-      scale_all<decltype(value)>(bucket + layout.offsets[i], section.count * parts, factor);
+      scale_all<decltype(value)>(bucket.data() + layout.offsets[i], section.count * parts, factor);
     });
   }
 }

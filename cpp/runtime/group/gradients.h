@@ -28,6 +28,14 @@ struct BucketLayout {
     }
   }
 
+  // How many of the first sections fill exactly this many bytes; 0: none do.
+  std::size_t sections_in(std::size_t size) const {
+    for (std::size_t i = 0; i < sections.size(); ++i) {
+      if (offsets[i] + sections[i].bytes() == size) return i + 1;
+    }
+    return 0;
+  }
+
   std::vector<BucketSection> sections;
   std::vector<std::size_t> offsets;  // of the sections, bytes
   std::size_t bytes = 0;             // of the whole bucket
@@ -51,11 +59,11 @@ struct Gradient {
 bool gather(tensor::DType dtype, const std::vector<Gradient>& gradients, double factor, bool clear,
             std::span<std::byte> bucket);
 
-// The norm of a bucket as one vector: infinite or NaN if an element is. Its bits depend only on the
-// bucket, so that all members decide alike.
-double norm(const BucketLayout& layout, const std::byte* bucket);
+// The norm of a bucket, or of its first sections, as one vector: infinite or NaN if an element is.
+// Its bits depend only on the bucket, so that all members decide alike.
+double norm(const BucketLayout& layout, std::span<const std::byte> bucket);
 
-// bucket *= factor, with the same bits on every machine.
-void scale(const BucketLayout& layout, double factor, std::byte* bucket);
+// bucket *= factor, with the same bits on every machine; or its first sections.
+void scale(const BucketLayout& layout, double factor, std::span<std::byte> bucket);
 
 }  // namespace moolink::runtime
