@@ -500,14 +500,16 @@ def spec_of(env_id: str) -> EnvSpec:
         raise OptionError(f"no environment {env_id!r}: {error}{also}") from None
 
 
-def random_means(envs: Environments, seed: int, steps: int = 100) -> Observation:
+def random_means(
+    envs: Environments, seed: int, steps: int = 100, seed_envs: bool = False
+) -> Observation:
     """The mean of each uint8 part of an observation in random play, float32, of the part's shape.
 
     Networks subtract it. Without it the ball of a game in small frames is one pixel that differs
     little from its ground, and nothing is learned. All peers use the leader's.
     """
     random = np.random.default_rng(seed)
-    observation = envs.reset(None)
+    observation = envs.reset(seed if seed_envs else None)
     names = [k for k, space in envs.observation_spaces.items() if space.dtype == np.uint8]
     sums = {name: observation[name].sum(0, dtype=np.float64) for name in names}
     for _ in range(steps if names else 0):

@@ -35,9 +35,16 @@ class Normalizer:
         # count, sum, sum of squares: of the whole job, and of this peer since the last exchange
         self._total = {name: _moments(shape) for name, shape in shapes.items()}
         self._new = {name: _moments(shape) for name, shape in shapes.items()}
-        self._scale: dict[str, tuple[Any, Any]] = dict.fromkeys(shapes, (0.0, 1.0))
+        self.scale: dict[str, tuple[Any, Any]] = dict.fromkeys(shapes, (0.0, 1.0))
+        """By which values are normalised: (mean, 1 / deviation) of each name."""
+        self._rows: dict[str, NDArray[np.float64]] = {}  # new moments of each unit
         self._turns = 0
         self._pending: tuple[Any, dict[str, NDArray[np.float64]]] | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is normalised."""
+        return bool(self._total)
 
     def column(self) -> _Returns:
         """The returns under way of one vector of environments."""
@@ -54,7 +61,7 @@ class Normalizer:
         """The observations normalised, within -10 ... 10."""
         result = dict(observation)
         for name in self._names:
-            mean, scale = self._scale[name]
+            mean, scale = self.scale[name]
             result[name] = np.clip((observation[name] - mean) * scale, -10, 10).astype(np.float32)
         return result
 
@@ -82,6 +89,32 @@ class Normalizer:
                 self._new = {name: np.zeros_like(x) for name, x in mine.items()}
             self._pending = group.all_reduce("normalizer", mine), mine
 
+    # For runs that can be repeated: each unit of data counts in a normalizer of its own.
+
+    def take(self) -> dict[str, NDArray[np.float64]]:
+        """What this normalizer has counted since the last call."""
+        with self._lock:
+            mine, self._new = self._new, {name: np.zeros_like(x) for name, x in self._new.items()}
+        return mine
+
+    def add(self, unit: int, units: int, moments: Mapping[str, NDArray[np.float64]]) -> None:
+        """Takes what a unit, one of `units`, has counted, for the next `exchange_in_order`."""
+        for name, x in moments.items():
+            rows = self._rows.setdefault(name, np.zeros((units, *x.shape)))
+            rows[unit] += x
+
+    def exchange_in_order(self, group: moolink.Group, name: str) -> None:
+        """Adds what the units of all members have counted, in the units' order; waits for it. If
+        the membership changes meanwhile, these data go with the next exchange."""
+        try:
+            sums = group.all_reduce(name, self._rows).result()
+        except moolink.Error:
+            return
+        for each, rows in sums.items():
+            self._total[each] += moolink.ordered_sum(rows)
+            self._rows[each][:] = 0
+        self._refresh()
+
     def state(self) -> dict[str, NDArray[np.float64]]:
         """For checkpoints and newcomers."""
         with self._lock:
@@ -95,11 +128,13 @@ class Normalizer:
 
     def _refresh(self) -> None:
         """Scales of what the group has summed; before that there are none."""
+        scale = dict(self.scale)
         for name, (count, sums, squares) in self._total.items():
             if count.max() > 0:
                 mean = sums / count
                 variance = np.maximum(squares / count - mean**2, 1e-8)
-                self._scale[name] = mean, 1 / np.sqrt(variance)
+                scale[name] = mean, 1 / np.sqrt(variance)
+        self.scale = scale
 
 
 class _Returns:
@@ -118,7 +153,7 @@ class _Returns:
         with normalizer._lock:
             _add(normalizer._new["return"], self._running)
         self._running = np.where(over, 0.0, self._running)
-        scaled = np.clip(reward * normalizer._scale["return"][1], -10, 10)
+        scaled = np.clip(reward * normalizer.scale["return"][1], -10, 10)
         return scaled.astype(np.float32)
 
 

@@ -259,6 +259,13 @@ class GroupOptions(Options):
 class ImpalaOptions(GroupOptions):
     """IMPALA: every peer acts and learns, off-policy data is corrected by V-trace."""
 
+    deterministic: bool = False
+    """For one seed, each round has the same bits in every run and for any number of peers up to
+    `--units`. Then `--num-envs` and `--batch-size` are those of a unit."""
+    units: int = 4
+    """Groups of environments that the peers of a `--deterministic` job share. A round is one
+    contribution of each."""
+
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of layers; parameters stay float32."""
     num_groups: int = 2
@@ -289,11 +296,37 @@ class ImpalaOptions(GroupOptions):
         return self.num_envs // self.num_groups
 
     @property
+    def parts(self) -> int:
+        """Contributions that a group's unroll is cut into."""
+        return self.envs_per_group // self.batch_size
+
+    @property
     def own_batch_size(self) -> int:
         return self.batch_size
 
+    @property
+    def job_units(self) -> int | None:
+        """The accumulator's `units`."""
+        return self.units if self.deterministic else None
+
+    @property
+    def round_size(self) -> int:
+        return self.batch_size * self.units if self.deterministic else super().round_size
+
+    @property
+    def seeds_envs(self) -> bool:
+        return self.seed_envs or self.deterministic
+
+    def group_seed(self, group: int) -> int:
+        """Of a group of environments and its actions: no two groups of the job play alike."""
+        if self.deterministic:
+            return self.seed * 1_000_003 + group * 10_007
+        return self.acting_seed + group * self.envs_per_group
+
     def validate(self) -> None:
         super().validate()
+        if self.deterministic:
+            self._validate_units()
         for name in ("num_groups", "unroll_length", "batch_size"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
@@ -305,8 +338,24 @@ class ImpalaOptions(GroupOptions):
                 "contributions of batch_size environments"
             )
 
+    def _validate_units(self) -> None:
+        if not self.num_peers <= self.units <= 128:
+            raise OptionError(
+                f"--units is {self.units}; it must be at least the number of peers, "
+                f"{self.num_peers}, and at most 128"
+            )
+        if self.num_groups != 1 or self.parallel_gradients != 1 or self.virtual_batch_size:
+            raise OptionError(
+                "--deterministic needs one group a unit, rounds of one contribution of each, and "
+                "one round at a time: leave out --num-groups, --virtual-batch-size and "
+                "--parallel-gradients"
+            )
+
     def preset(self) -> None:
-        """Changes the defaults to those for the environment, shared out among the peers."""
+        """Changes the defaults to those for the environment, shared out among the peers or, with
+        `--deterministic`, among the units."""
+        if self.deterministic:
+            self.num_groups = 1
         if self.is_atari:
             self.total_steps, self.hidden_size = 2_000_000, 256
             # Rounds of 4 unrolls instead of 8 cost a tenth of the speed, and need fewer steps.
@@ -320,9 +369,10 @@ class ImpalaOptions(GroupOptions):
         elif self.env_id.startswith("CartPole"):
             self.total_steps, self.num_envs, self.normalize_reward = 300_000, 16, True
             self.learning_rate, self.max_grad_norm, self.entropy_cost = 3e-3, 40.0, 0.003
-        self.batch_size = max(1, self.batch_size // self.num_peers)
+        shares = self.units if self.deterministic else self.num_peers
+        self.batch_size = max(1, self.batch_size // shares)
         batches = self.num_groups * self.batch_size
-        self.num_envs = max(batches, self.num_envs // self.num_peers // batches * batches)
+        self.num_envs = max(batches, self.num_envs // shares // batches * batches)
 
 
 @dataclass
@@ -410,10 +460,13 @@ def parse(
     given: dict[str, Any] = {}
     if (env_id := _option(arguments, "--env-id")) is not None:
         given["env_id"] = env_id
-    for name in ("num_peers", "frame_size"):
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in ("num_peers", "frame_size", "units"):
         option = "--" + name.replace("_", "-")
-        if (text := _option(arguments, option)) is not None:
+        if name in known and (text := _option(arguments, option)) is not None:
             given[name] = _integer(option, text)
+    if "deterministic" in known and "--deterministic" in arguments:
+        given["deterministic"] = True
     try:
         of_run = _of_run(kind, arguments, env_id or kind.env_id)
         of_preset = {name: of_run[name] for name in ("env_id", "frame_size") if name in of_run}

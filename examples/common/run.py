@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moolink
+from examples.common.checksums import Checksums
 from examples.common.environments import Environments
 from examples.common.job import THOUSANDTHS, Job, Left, Stopped, end_process
 from examples.common.memory import keep_freed_memory
@@ -43,6 +44,12 @@ class Episodes:
         with self._lock:
             self._count += len(returns)
             self._return += int(np.rint(returns * THOUSANDTHS).sum())
+
+    def give(self, counters: Mapping[str, int]) -> None:
+        """Adds what `take` of another returned."""
+        with self._lock:
+            self._count += counters["episodes"]
+            self._return += counters["return_thousandths"]
 
     def take(self) -> dict[str, int]:
         """The episodes finished since the last call, as counters of a contribution."""
@@ -81,6 +88,7 @@ class Run(Job):
     def __init__(self, options: GroupOptions, envs: Environments | None) -> None:
         super().__init__(options)
         self.options: GroupOptions = options
+        self._is_repeatable: bool = getattr(options, "deterministic", False)
         self.normalizer = Normalizer(options, envs)
         self.episodes = Episodes()
         # For `until`: whether the job has ended, at the same round at every peer.
@@ -89,6 +97,8 @@ class Run(Job):
         if self.saved is not None:
             self.normalizer.load(self.saved["state"]["normalizer"])
         self._leads = self._gathered = self._is_introduced = False
+        self._checksums: Checksums | None = None  # of a repeatable run that this peer leads
+        self._version = -1  # of the last turn
         self._members = 1  # at the last turn: in the end some have left
         self._contributors: int | None = None  # fewest in a round since the row before
 
@@ -155,7 +165,8 @@ class Run(Job):
         waits for them for some seconds."""
         self.totals = step.totals
         self.idle()
-        self.normalizer.exchange(self._group)
+        if not self._is_repeatable:
+            self.normalizer.exchange(self._group)
         now = time.monotonic()
         self._lead(self._accumulator.is_leader(), now)
         if step.stats is not None:
@@ -171,7 +182,25 @@ class Run(Job):
         if not self._is_complete(step):
             return False
         self._begin_to_learn(now)
+        if self._is_repeatable and step.version != self._version:
+            self._version = step.version
+            self._begin_round(step)
         return True
+
+    def _begin_round(self, step: Any) -> None:
+        """What each peer of a repeatable run does at the same version."""
+        o: Any = self.options
+        self._note_checksum()
+        if step.stats is not None and step.stats.get("moved_units"):
+            self.terminal.say(f"this run cannot be repeated from round {step.version} on")
+        all_have_turns = self._members <= o.units
+        if self.normalizer.is_used and all_have_turns and step.version % o.parts == 1 % o.parts:
+            self.normalizer.exchange_in_order(self._group, f"normalizer {step.version}")
+
+    def _note_checksum(self) -> None:
+        if self._checksums is not None:
+            parameters = self._snapshot()["parameters"]
+            self._write(self._checksums.note, self._model_version(), parameters)
 
     def counters(self) -> dict[str, int]:
         """The counters of each contribution beside its steps."""
@@ -195,6 +224,7 @@ class Run(Job):
         reason = "the time is up" if time_is_up else "all steps are done"
         if self._leads:
             self._save()
+        self._note_checksum()
         self._say_end(self._signal or reason if hurried else reason, self._group.rpc.get_name())
         if self._leads:
             self._write_results()
@@ -202,9 +232,10 @@ class Run(Job):
     def _is_complete(self, step: Any) -> bool:
         if not self._gathered:
             enough = len(self._group.members()) >= self.options.num_peers
-            late = time.monotonic() > self._ready + GATHERING_TIME
+            late = time.monotonic() > self._ready + GATHERING_TIME and not self._is_repeatable
             self._gathered = enough or late or step.totals.get("steps", 0) > 0
             if not self._gathered:
+                self.terminal.wait(f"waiting for {self.options.num_peers} peers")
                 self._accumulator.wait(0.1)
         return self._gathered
 
@@ -214,9 +245,14 @@ class Run(Job):
         self._is_introduced = True
         if leads and not self._leads:
             self._start_files()
+            if self._is_repeatable:
+                self._write(self._start_checksums)
             self._next_log = 0.0  # says at once that it learns
             self._next_checkpoint = now + self.options.checkpoint_interval
         self._leads = leads
+
+    def _start_checksums(self) -> None:
+        self._checksums = Checksums(self.folder.make(), self._model_version())
 
     def _log_last(self) -> None:
         stats = self._accumulator.get_gradient_stats()

@@ -16,11 +16,12 @@ from examples.common.options import Options
 Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
 
 
-def configure(o: Options) -> None:
-    """Chooses device and threads; called before JAX computes anything."""
+def configure(o: Options, one_thread: bool = False) -> None:
+    """Chooses device and threads; called before JAX computes anything. `one_thread`: the same
+    operation has the same bits, however many cores there are."""
     if o.device != "auto":
         jax.config.update("jax_platforms", o.device)
-    if o.cores == 1:  # XLA's threads would only wake each other up
+    if o.cores == 1 or one_thread:  # XLA's threads would only wake each other up
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=false {flags}"
 

@@ -16,6 +16,7 @@ B that of a contribution, N the number of parts of an action.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -276,20 +277,18 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
     """Arrays are immutable: new parameters take the place of the old ones."""
 
     def __init__(self, o: ImpalaOptions, envs: Environments, net: Net, run: Run) -> None:
-        super().__init__(o, envs)
-        self.run_, self.net = run, net
+        super().__init__(o, envs, run)
         self.parameters: tuple[Parameters, Parameters]  # and buffers
-        self.act, self.count = jax.jit(partial(act, net)), np.uint32(0)
-        self.key = jax.random.key(o.acting_seed)  # no two peers take the same actions
+        self.net, self.act = net, jax.jit(partial(act, net))
 
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
-        o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
-        returns, rewards = self.run_.episodes.column(E), normalizer.column()
-        seed = o.acting_seed + group * E if o.seed_envs else None
-        observation = normalizer.observe(envs.reset(seed))
+        o, E, (normalizer, episodes) = self.o, envs.num_envs, self.statistics(group)
+        returns, rewards = episodes.column(E), normalizer.column()
+        seed = o.group_seed(group)
+        random, count = jax.random.key(seed), np.uint32(0)  # of the actions
+        observation = normalizer.observe(envs.reset(seed if o.seeds_envs else None))
         first, state = np.ones(E, np.bool_), self.net.no_memory(E)
-        unroll = Unroll(envs, o)
-        while True:
+        for unroll in itertools.cycle(self.unrolls(Unroll, envs)):
             while unroll.unread:
                 yield False
             unroll.state = state
@@ -299,7 +298,9 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
                 unroll.first[t] = first
                 if t == o.unroll_length:
                     break
-                action, log_prob, _, state = self.infer(observation, first, state)
+                count += np.uint32(1)
+                inputs = random, count, observation, first, state
+                action, log_prob, _, state = self.act(*self.parameters, *inputs)
                 unroll.action[t], unroll.log_prob[t] = action, log_prob
                 envs.send(unroll.action[t].astype(envs.actions.dtype))
                 yield True
@@ -310,14 +311,13 @@ class Actor(acting.ActingThread[tuple[Unroll, Steps]]):
                 unroll.discount[t] = np.where(terminated | truncated, 0.0, o.discount)
                 unroll.bootstrap[t] = 0.0
                 if last is not None:
-                    _, _, value, _ = self.infer(normalizer(last), np.zeros_like(first), state)
+                    inputs = random, count, normalizer(last), np.zeros_like(first), state
+                    _, _, value, _ = self.act(*self.parameters, *inputs)
                     unroll.bootstrap[t, truncated] = np.asarray(value)[truncated]
-            for batch in unroll.batches(o.batch_size):
-                self.full.put(batch)
+            self.finish(group, unroll)
 
-    def infer(self, observation: Mapping[str, np.ndarray], first: np.ndarray, state: State) -> Any:
-        self.count += np.uint32(1)
-        return self.act(*self.parameters, self.key, self.count, observation, first, state)
+    def use(self, parameters: tuple[Parameters, Parameters]) -> None:
+        self.parameters = parameters
 
     def __exit__(self, kind: type[BaseException] | None = None, *more: object) -> None:
         self.stopped = True
@@ -367,7 +367,7 @@ def make_net(
     net = Net(envs, o)
     p = net.init(o.seed)
     if saved is None:
-        return net, p, net.buffers(random_means(envs, o.seed))
+        return net, p, net.buffers(random_means(envs, o.seed, seed_envs=o.deterministic))
     spaces = envs.observation_spaces.items()
     buffers = net.buffers(
         {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}
@@ -385,7 +385,7 @@ def make_optimizer(o: ImpalaOptions) -> optax.GradientTransformation:
 
 def train(o: ImpalaOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
-    common.configure(o)
+    common.configure(o, one_thread=o.deterministic)
     envs = make_envs(o, o.envs_per_group)
     run = Run(o, envs)
     net, p, buffers = make_net(envs, o, run.saved)
@@ -404,11 +404,13 @@ def train(o: ImpalaOptions) -> None:
             group=group,
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
+            units=o.job_units,
         ) as accumulator,
         Actor(o, envs, net, run) as actor,
         run.joined(group, accumulator, partial(common.snapshot, accumulator)),
     ):
-        accumulator.set_virtual_batch_size(o.round_size)
+        if not o.deterministic:
+            accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
         accumulator.set_model_version(run.version)
         connect()
@@ -424,10 +426,11 @@ def train(o: ImpalaOptions) -> None:
         ):
             if not run.turn(step):
                 continue
-            actor.parameters = p, buffers = step.parameters, accumulator.buffers()
+            p, buffers = step.parameters, accumulator.buffers()
+            actor.take_parameters((p, buffers), step.version, accumulator.own_units)
             if actor.ident is None:  # not before: a newcomer's parameters come from the leader
                 actor.start()
-            batch = actor.next_batch(timeout=0.01)
+            batch = actor.next_batch(0.01, step.unit)
             if batch is None:
                 continue
             unroll, steps = batch

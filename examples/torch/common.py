@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,6 +24,14 @@ def load_published(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
             np.copyto(mine.numpy(), weights[name])
         else:
             mine.copy_(torch.from_numpy(weights[name].copy()))  # torch takes writable arrays only
+
+
+def make_deterministic() -> None:
+    """The same operation has the same bits each time, however many cores there are."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(1)  # a sum that is divided among threads has other bits
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:

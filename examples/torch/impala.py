@@ -17,9 +17,10 @@ B that of a contribution, N the number of parts of an action.
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from examples.common.evaluation import evaluated
 from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import ImpalaOptions
 from examples.common.run import Run, main, make_group
-from examples.torch.common import to_device
+from examples.torch.common import make_deterministic, to_device
 from examples.torch.vtrace import vtrace
 
 State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, hidden]
@@ -48,9 +49,10 @@ class Choices:
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.log_pis = [F.log_softmax(x, dim=-1) for x in logits.split(sizes, dim=-1)]
 
-    def sample(self) -> Tensor:
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
         # The largest of log p_i - log e_i, with e_i exponential, is i with probability p_i.
-        noisy = [x - torch.empty_like(x).exponential_().log_() for x in self.log_pis]
+        e = [torch.empty_like(x).exponential_(generator=generator) for x in self.log_pis]
+        noisy = [x - e_x.log_() for x, e_x in zip(self.log_pis, e, strict=True)]
         return torch.stack([x.argmax(-1) for x in noisy], -1)
 
     def mode(self) -> Tensor:
@@ -70,8 +72,8 @@ class Gaussian:
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
 
-    def sample(self) -> Tensor:
-        return self.normal.sample()
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.normal(self.normal.mean, self.normal.stddev, generator=generator)
 
     def mode(self) -> Tensor:
         return self.normal.mean
@@ -256,19 +258,18 @@ class Actor(acting.ActingThread[Batch]):
     """Acts with a copy of the network."""
 
     def __init__(self, o: ImpalaOptions, envs: Environments, net: Net, run: Run) -> None:
-        super().__init__(o, envs)
-        self.run_ = run
+        super().__init__(o, envs, run)
         self.net, self.lock = copy.deepcopy(net).requires_grad_(False), threading.Lock()
-        self.device, self.version = net.device, -1  # of the parameters
+        self.device = net.device
 
     def play(self, envs: Environments, group: int) -> Iterator[bool]:
-        o, E, normalizer = self.o, envs.num_envs, self.run_.normalizer
-        returns, rewards = self.run_.episodes.column(E), normalizer.column()
-        seed = o.acting_seed + group * E if o.seed_envs else None
-        observation = normalizer.observe(envs.reset(seed))
+        o, E, (normalizer, episodes) = self.o, envs.num_envs, self.statistics(group)
+        returns, rewards = episodes.column(E), normalizer.column()
+        seed = o.group_seed(group)
+        generator = torch.Generator(self.device).manual_seed(seed)  # of the actions
+        observation = normalizer.observe(envs.reset(seed if o.seeds_envs else None))
         first, state = np.ones(E, np.bool_), self.net.no_memory(E)
-        unroll = Unroll(envs, o)
-        while True:
+        for unroll in itertools.cycle(self.unrolls(Unroll, envs)):
             while unroll.unread:
                 yield False
             unroll.state = state[0].clone(), state[1].clone()  # for autograd
@@ -279,7 +280,7 @@ class Actor(acting.ActingThread[Batch]):
                 if t == o.unroll_length:
                     break
                 pi, _, state = self.infer(tensors(observation), torch.from_numpy(first), state)
-                action = pi.sample()
+                action = pi.sample(generator)
                 unroll.action[t] = action[0].cpu().numpy()
                 unroll.log_prob[t] = pi.log_prob(action)[0].cpu().numpy()
                 envs.send(unroll.action[t])
@@ -294,8 +295,7 @@ class Actor(acting.ActingThread[Batch]):
                     same_episode = torch.zeros(E, dtype=torch.bool)
                     _, value, _ = self.infer(tensors(normalizer(last)), same_episode, state)
                     unroll.bootstrap[t, truncated] = value[0].cpu().numpy()[truncated]
-            for batch in unroll.batches(o.batch_size):
-                self.full.put(batch)
+            self.finish(group, unroll)
 
     def infer(
         self, observation: Mapping[str, Tensor], first: Tensor, state: State
@@ -306,14 +306,13 @@ class Actor(acting.ActingThread[Batch]):
             policy, value, state = self.net(moved, to_device(first[None], self.device), state)
             return self.net.pi(policy), value, state
 
-    def take_parameters(self, net: Net, version: int) -> None:
-        """Acts with them from the next step on."""
-        if version != self.version:
-            mine, new = self.net.state_dict().values(), net.state_dict().values()
-            with self.lock:
-                for x, new_x in zip(mine, new, strict=True):
-                    x.copy_(new_x)
-            self.version = version
+    def copied(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [x.clone() for x in parameters]
+
+    def use(self, parameters: Iterable[Tensor]) -> None:
+        with self.lock:
+            for x, new_x in zip(self.net.state_dict().values(), parameters, strict=True):
+                x.copy_(new_x)
 
 
 def tensors(observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -365,7 +364,7 @@ def make_net(envs: Environments, o: ImpalaOptions, saved: dict[str, Any] | None)
     """The network: with the parameters of a checkpoint, or new and equal at all peers."""
     torch.manual_seed(o.seed)
     if saved is None:
-        net = Net(envs, random_means(envs, o.seed), o)
+        net = Net(envs, random_means(envs, o.seed, seed_envs=o.deterministic), o)
     else:
         spaces = envs.observation_spaces.items()
         net = Net(
@@ -390,6 +389,8 @@ def make_optimizer(net: Net, o: ImpalaOptions) -> torch.optim.Optimizer:
 def train(o: ImpalaOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
     torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
+    if o.deterministic:
+        make_deterministic()
     envs = make_envs(o, o.envs_per_group)
     run = Run(o, envs)
     net = make_net(envs, o, run.saved)
@@ -410,11 +411,13 @@ def train(o: ImpalaOptions) -> None:
             group=group,
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
+            units=o.job_units,
         ) as accumulator,
         Actor(o, envs, net, run) as actor,
         run.joined(group, accumulator, snapshot),
     ):
-        accumulator.set_virtual_batch_size(o.round_size)
+        if not o.deterministic:
+            accumulator.set_virtual_batch_size(o.round_size)
         accumulator.set_parallel_gradients(o.parallel_gradients)
         accumulator.set_model_version(run.version)
         connect()
@@ -429,10 +432,10 @@ def train(o: ImpalaOptions) -> None:
         ):
             if not run.turn(step):
                 continue
-            actor.take_parameters(net, step.version)
+            actor.take_parameters(net.state_dict().values(), step.version, accumulator.own_units)
             if actor.ident is None:  # not before: a newcomer's parameters come from the leader
                 actor.start()
-            batch = actor.next_batch(timeout=0.01)
+            batch = actor.next_batch(0.01, step.unit)
             if batch is None:
                 continue
             T, B = batch.reward.shape

@@ -341,6 +341,11 @@ class AccumulatorBase(Adapter, Closing):
             return None
         return self._core.unit() if self._core.wants_gradients() else None
 
+    @property
+    def own_units(self) -> list[int]:
+        """With ``units``: those of this member among the group's members of now, ascending."""
+        return self._core.own_units() if isinstance(self._core, OrderedCore) else []
+
     def has_gradients(self) -> bool:
         """Whether the gradients now hold a round's result."""
         return self._has_gradients

@@ -109,9 +109,10 @@ class OrderedCore(AccumulatorCore):
     def unit(self) -> int | None:
         """The next unit of this member whose gradient is wanted; None: there is none."""
         has = self._given.keys() | self._offered
-        return next((unit for unit in self._own() if unit not in has), None)
+        return next((unit for unit in self.own_units() if unit not in has), None)
 
-    def _own(self) -> list[int]:
+    def own_units(self) -> list[int]:
+        """Those of this member."""
         rank, members = self._group._core.rank(), self._group._core.participants()
         return [
             unit
@@ -160,7 +161,7 @@ class OrderedCore(AccumulatorCore):
             self._contribute()
 
     def _contribute(self) -> None:
-        whole, own = super().bucket(), set(self._own())
+        whole, own = super().bucket(), set(self.own_units())
         given = {unit: batch for unit, batch in self._given.items() if unit in own}
         counters, self._counters, self._given = self._counters, {}, {}
         if not given:

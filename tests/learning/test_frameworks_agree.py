@@ -52,10 +52,10 @@ class Torch:
     def acted(self, version):
         if self.module is torch_ppo:
             return self.player.rollout()
-        self.actor.take_parameters(self.net, version)
-        while self.actor.full.empty():
+        self.actor.take_parameters(self.net.state_dict().values(), version)
+        while (batch := self.actor.next_batch(timeout=0)) is None:
             next(self.play)
-        return self.actor.full.get()
+        return batch
 
     def learn(self, batch):
         loss = getattr(self.module, f"{self.module.__name__.rpartition('.')[2]}_loss")
@@ -91,9 +91,9 @@ class Jax:
         self.actor.parameters = self.p, self.buffers
         if self.module is jax_ppo:
             return self.actor.rollout()
-        while self.actor.full.empty():
+        while (taken := self.actor.next_batch(timeout=0)) is None:
             next(self.play)
-        self.unroll, steps = self.actor.full.get()
+        self.unroll, steps = taken
         return steps
 
     def learn(self, batch):
@@ -127,7 +127,7 @@ def assert_equal(got, want, what):
 def test_acting_and_learning_step_by_step(algorithm, monkeypatch):
     """With the likeliest actions in place of samples, for each framework draws others."""
     torch_module, jax_module = MODULES[algorithm]
-    monkeypatch.setattr(torch_module.Choices, "sample", torch_module.Choices.mode)
+    monkeypatch.setattr(torch_module.Choices, "sample", lambda self, *_: self.mode())
     monkeypatch.setattr(jax_module.Choices, "sample", lambda self, key: self.mode())
     o = options(algorithm)
     theirs = Torch(algorithm, o)

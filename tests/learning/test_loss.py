@@ -229,5 +229,5 @@ def test_the_actor_takes_new_parameters_over(net):
     other, actor = make_net(seed=5), make_actor(net)
     wanted = infer(make_actor(other), frames)[0].log_pis[0]
     assert not torch.equal(infer(actor, frames)[0].log_pis[0], wanted)
-    actor.take_parameters(other, version=1)
+    actor.take_parameters(other.state_dict().values(), version=1)
     assert torch.equal(infer(actor, frames)[0].log_pis[0], wanted)

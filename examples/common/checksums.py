@@ -1,0 +1,34 @@
+"""The checksums of a run that can be repeated: two runs are the same if these files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from examples.common.job import checksum
+from moolink import files
+
+NAME = "checksums.csv"
+_MOST_BYTES = 1 << 28
+
+
+class Checksums:
+    """A file with a line for each version of the model: the version, and a checksum of its
+    parameters and buffers."""
+
+    def __init__(self, directory: Path, version: int) -> None:
+        """Goes on after the line of the version before this one; later ones were of a job that
+        went on after its checkpoint. Raises OSError or moolink.FileError."""
+        self._path = directory / NAME
+        self._last = version - 1  # of those in the file
+        text = files.read_text(self._path, "checksums", _MOST_BYTES) if self._path.exists() else ""
+        lines = [line for line in text.splitlines() if int(line.partition(",")[0] or -1) < version]
+        with files.written(self._path) as file:
+            file.write("".join(f"{line}\n" for line in lines if version).encode())
+
+    def note(self, version: int, parameters: Any) -> None:
+        """Writes the line of a version, once. Raises OSError."""
+        if version > self._last:
+            self._last = version
+            with self._path.open("a") as file:
+                file.write(f"{version},{checksum(parameters)}\n")
