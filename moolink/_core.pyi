@@ -90,7 +90,7 @@ def cuda_info() -> moolink.reports.CudaInfo:
 
 class Lock:
     """
-    As threading.RLock, except that a thread that holds one collects no garbage, unless the program has frozen objects (gc.freeze) since it imported moolink: no destructor of the program can run there and wait for the lock, or for a thread that does. It also works with threading.Condition.
+    As threading.RLock, except that a thread that holds one collects no garbage, unless the program has frozen objects (gc.freeze): no destructor of the program can run there and wait for the lock, or for a thread that does. It also works with threading.Condition.
     """
 
     def __init__(self) -> None: ...

@@ -20,6 +20,9 @@ constexpr double kLookForSignals = 0.05;  // seconds
 // the interpreter's own ratio of the two.
 constexpr int kMostPutOff = 100;
 constexpr int kOldest = 2;  // generation
+// Python 3.12's full collections freeze its immortal objects, some 400. A program freezes all that
+// it has: with numpy, over 10,000.
+constexpr std::size_t kFrozenByPython = 5000;
 
 struct OfThread {
   bool collects = false;
@@ -29,9 +32,7 @@ struct OfThread {
 };
 thread_local OfThread of_thread;
 
-// Guarded by the GIL.
-int put_off = 0;                  // collections since the last full one
-std::size_t frozen_at_start = 0;  // objects: Python 3.12 freezes some of its own
+int put_off = 0;  // collections since the last full one; guarded by the GIL
 
 struct Functions {
   nb::object freeze, unfreeze, get_freeze_count, collect, callbacks, callback;
@@ -53,8 +54,7 @@ void collection_begins(int generation) {
   }
   const Functions& gc = functions();
   // Unfreezing could not tell the objects that the program itself has frozen from the rest.
-  if (nb::cast<std::size_t>(gc.get_freeze_count()) > frozen_at_start) return;
-  frozen_at_start = 0;
+  if (nb::cast<std::size_t>(gc.get_freeze_count()) > kFrozenByPython) return;
   gc.freeze();
   of_thread.puts_off = true;
   ++put_off;
@@ -85,7 +85,6 @@ void watch_collector() {
   own.get_freeze_count = gc.attr("get_freeze_count");
   own.collect = gc.attr("collect");
   own.callbacks = gc.attr("callbacks");
-  frozen_at_start = nb::cast<std::size_t>(own.get_freeze_count());
   own.callback = nb::cpp_function([](const nb::str& phase, const nb::dict& info) {
     if (phase.c_str() == std::string_view("start")) {
       collection_begins(nb::cast<int>(info["generation"]));
@@ -199,8 +198,7 @@ void bind_collector(nb::module_& m) {
   nb::class_<PyLock>(
       m, "Lock",
       "As threading.RLock, except that a thread that holds one collects no garbage, unless the "
-      "program has frozen objects (gc.freeze) since it imported moolink: no destructor of the "
-      "program can run there and wait "
+      "program has frozen objects (gc.freeze): no destructor of the program can run there and wait "
       "for the lock, or for a thread that does. It also works with threading.Condition.")
       .def(nb::init<>())
       .def("acquire", &PyLock::acquire, nb::arg("blocking") = true, nb::arg("timeout") = -1.0,
