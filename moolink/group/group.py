@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any, Literal, SupportsFloat
 
 import numpy as np
@@ -13,18 +13,16 @@ from moolink.data.trees import note_written
 from moolink.errors import AuthError, Closed, TimeoutError
 from moolink.group.collectives import Collective, GroupFuture, Kind
 from moolink.group.device_sums import device_sums
-from moolink.group.other_groups import other_groups
+from moolink.group.other_groups import OtherGroups
 from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
-from moolink.rpc import Rpc
+from moolink.rpc import Rpc, naming
 
 __all__ = ["Group", "GroupFuture"]
-
-_LOOK_AROUND = 5.0  # seconds without enough members between two looks for other groups
 
 Reduction = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"]
 Op = Reduction | Callable[[Any, Any], Any]
@@ -81,7 +79,9 @@ class Group(Closing):
         changed = self._take_over() or self._is_untold
         self._is_untold = False
         if changed:
-            with ExitStack() as calls:  # all are called, in their order, even if one raises
+            with (
+                contextlib.ExitStack() as calls
+            ):  # all are called, in their order, even if one raises
                 for callback in reversed(self._callbacks):
                     calls.callback(callback, self)
         return changed
@@ -109,31 +109,26 @@ class Group(Closing):
         count = integer_of(count, "count", least=1)
         deadlines.check(timeout)
         deadline = deadlines.after(timeout)
-        looks = deadlines.after(_LOOK_AROUND)  # at the broker's other groups
-        hint = ""
+        others = OtherGroups(self._rpc, self._broker_name, self._name, count, deadline)
         self._update()
-        while len(self.members()) < count:
-            left = deadlines.left(deadline)
-            until_look = deadlines.left(looks)
-            is_first = until_look is not None and (left is None or until_look < left)
-            if not self._core.wait_for_members(count, until_look if is_first else left):
-                hint = hint or other_groups(self._rpc, self._broker_name, self._name, count)
-                if not is_first:
-                    why = self.waiting_for() or hint or "start the others"
-                    raise TimeoutError(
-                        f"group {self._name!r} had {len(self.members())} of {count} members after "
-                        f"{timeout:g} s: {why}"
-                    )
-                if hint:
-                    logs.logger.warning(
-                        "group %r has %d of %d members: %s",
-                        self._name,
-                        len(self.members()),
-                        count,
-                        hint,
-                    )
-                looks = None if hint else deadlines.after(_LOOK_AROUND)
-            self._update()
+        with contextlib.closing(others):
+            while (there := len(self.members())) < count:
+                if not self._core.wait_for_members(count, others.turn()):
+                    if others.look():
+                        logs.logger.warning(
+                            "group %r has %d of %d members: %s",
+                            self._name,
+                            there,
+                            count,
+                            others.hint,
+                        )
+                    if deadlines.left(deadline) == 0:
+                        why = self.waiting_for() or others.hint or "start the others"
+                        raise TimeoutError(
+                            f"group {self._name!r} had {there} of {count} members after "
+                            f"{timeout:g} s: {why}"
+                        )
+                self._update()
 
     def follow(self) -> None:
         """Takes over the newest view for an accumulator whose user does not call :meth:`update`."""
@@ -199,8 +194,12 @@ class Group(Closing):
         self._core.set_sort_order(integer_of(order, "order"))
 
     def set_broker_name(self, name: str) -> None:
-        """Sets the name of the peer that is this group's broker (default ``"broker"``)."""
-        self._core.set_broker_name(name)
+        """Sets the name of the peer that is this group's broker (default ``"broker"``).
+
+        Raises:
+            ValueError: the name is from `moolink.in_group`: a broker has no group.
+        """
+        self._core.set_broker_name(naming.without_group(name, "a broker's name"))
         self._broker_name = name
 
     def all_reduce(

@@ -17,7 +17,7 @@ from moolink.inference import names
 from moolink.internal import deadlines, logs
 from moolink.internal.closing import Closing
 from moolink.internal.keywords import names_keywords
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class InferenceClient(Closing):
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         if not self._servers:
             raise ValueError("a client needs the name of at least one server")
-        self._id = serving.make_id(rpc)
+        self._id = naming.make_id(rpc)
         self._function = names.INFER.format(name)
         self._row = np.arange(0)  # the numbers of a request's rows
         self._nowhere = np.zeros(0, bool)  # rows in which an episode begins: none
@@ -142,7 +142,7 @@ class InferenceClient(Closing):
     def _lose(self, why: str) -> None:
         assert self._server is not None
         if self._served:
-            logs.logger.warning("inference server %r is lost: %s", self._server, why)
+            logs.logger.warning("inference server %s is lost: %s", naming.quoted(self._server), why)
             self._moves += 1
         self._lost.add(self._server)
         self._server = None
@@ -168,7 +168,9 @@ class InferenceClient(Closing):
                 raise
             except Error as error:
                 future.cancel()
-                logs.logger.info("inference server %r tells no load: %s", server, error)
+                logs.logger.info(
+                    "inference server %s tells no load: %s", naming.quoted(server), error
+                )
         self._answers = bool(loads)
         return min(loads, key=loads.__getitem__) if loads else candidates[0]
 

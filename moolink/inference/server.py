@@ -22,7 +22,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.reports import InferenceServerStats
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -250,7 +250,7 @@ class InferenceServer(Closing):
     def _forget_the_dead(self) -> None:
         """Clients whose peers are not connected; the caller holds the lock. Their states stay: they
         may be back, and a new client takes their room."""
-        for client in serving.gone(self._rpc, self._clients):
+        for client in naming.gone(self._rpc, self._clients):
             del self._clients[client]
 
     def _load(self) -> int:

@@ -25,7 +25,7 @@ from moolink.replay.remote_steps import RemoteSteps
 from moolink.replay.tables import Stop, late
 from moolink.replay.writer import Writer
 from moolink.reports import ReplayServerStats
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class ReplayClient:
         return stats
 
     def __repr__(self) -> str:
-        return f"<moolink.ReplayClient of {self._name!r} at {self._server!r}>"
+        return f"<moolink.ReplayClient of {self._name!r} at {naming.quoted(self._server)}>"
 
     def _items(
         self, keys: npt.NDArray[np.int64] | None, table: str | None
@@ -241,7 +241,7 @@ class ReplayClient:
                     self._frameworks[table] = parts[0].framework
             wait.turn(
                 f"a client of the replay {self._name!r} waits for {wanted} items of "
-                f"{self._server!r}: {lost or 'its limiter grants none'}"
+                f"{naming.quoted(self._server)}: {lost or 'its limiter grants none'}"
             )
             if stop is not None and stop():
                 return None
@@ -254,7 +254,8 @@ class ReplayClient:
         return None
 
     def _no_answer(self, wait: PeerWait) -> TimeoutError:
-        return wait.late(f"the replay {self._name!r} at {self._server!r} did not answer")
+        server = naming.quoted(self._server)
+        return wait.late(f"the replay {self._name!r} at {server} did not answer")
 
     def _wait(self, timeout: float | None) -> PeerWait:
         return PeerWait(self._rpc, [self._server], timeout)
@@ -277,7 +278,7 @@ class ReplayClient:
                 if stop is not None and stop():
                     return None
                 if wait.over and time.monotonic() >= begun + _CONNECTING and not wait.connected():
-                    raise TimeoutError(f"{self._server!r} is not connected")
+                    raise TimeoutError(f"{naming.quoted(self._server)} is not connected")
             return call.result()
         finally:
             call.cancel()
@@ -306,7 +307,8 @@ class ReplayClient:
     ) -> QueueFull | TimeoutError:
         tables = self.stats()["tables"]
         name = table if table in tables else next(iter(tables))
-        return late(what, f"table {name!r} at {self._server!r}", tables[name], timeout, more)
+        place = f"table {name!r} at {naming.quoted(self._server)}"
+        return late(what, place, tables[name], timeout, more)
 
 
 def _joined(parts: Sequence[Any]) -> npt.NDArray[Any]:

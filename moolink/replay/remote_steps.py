@@ -18,7 +18,7 @@ from moolink.internal import deadlines, logs
 from moolink.replay import names
 from moolink.replay.step_blocks import StepBlocks
 from moolink.replay.writer import Item, Steps
-from moolink.rpc import serving
+from moolink.rpc import naming
 from moolink.rpc.peer_wait import PeerWait
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class RemoteSteps(Steps):
 
     def _begin(self) -> None:
         """A writer anew, at the server's side."""
-        self._id = serving.make_id(self._rpc)
+        self._id = naming.make_id(self._rpc)
         self._turn = 0
         self._base = self._steps.end  # the number of the server's first step
 
@@ -161,7 +161,7 @@ class RemoteSteps(Steps):
             count = len(self._sent) + len(self._gathered)
             raise wait.late(
                 f"{count} items were not delivered to the replay {self._name!r} at "
-                f"{self._server!r}",
+                f"{naming.quoted(self._server)}",
                 "flush() or close() once more delivers them when it is back",
             )
         self._finish(wait)

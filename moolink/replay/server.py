@@ -24,7 +24,7 @@ from moolink.replay.tables import Tables
 from moolink.replay.turns import Group
 from moolink.replay.writer import Item
 from moolink.reports import ReplayServerStats
-from moolink.rpc import lending, serving
+from moolink.rpc import lending, naming, serving
 
 if TYPE_CHECKING:
     from moolink._core import RpcDeferredReturn
@@ -204,7 +204,7 @@ class ReplayServer(Closing):
 
     def _drop_dead(self) -> None:
         """Writers whose processes are gone; the caller holds the lock."""
-        for name in serving.gone(self._rpc, self._writers):
+        for name in naming.gone(self._rpc, self._writers):
             self._writers.pop(name).close()
 
     def _drop(self, writers: set[str]) -> None:

@@ -1,10 +1,16 @@
-"""Names of peers in calls."""
+"""Names of peers in calls, and which of them are connected."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from moolink import _core
 from moolink.rpc import serving
+
+if TYPE_CHECKING:
+    from moolink.rpc import Rpc
 
 _BETWEEN = "\x1f"  # as in cpp/base/names.cc: a control character, so no name contains it
 
@@ -12,13 +18,12 @@ _BETWEEN = "\x1f"  # as in cpp/base/names.cc: a control character, so no name co
 def in_group(group: str, name: str) -> str:
     """Returns the name of a peer of a group for a call, if several groups have a peer of that name.
 
-    It is for the calls of an `Rpc`, as ``rpc.sync(in_group("pong", "server"), "f")``, and for
-    ``rpc.explain``. Subscribers and the clients of replays and of inference take it, too, but give
-    up at the peer's time limit even where a plain name would be waited for. It means the peer
-    of that name that holds the group's key, or if no connected peer of the whole job knows one, the
-    peer of the whole job that has the name, the caller too. Without it, a peer
-    that holds the token calls a peer with a group's key only if no other group has a peer of the
-    name; otherwise the call fails with an error that names the groups.
+    It is for the calls of an `Rpc`, as ``rpc.sync(in_group("pong", "server"), "f")``, for
+    ``rpc.explain``, and for subscribers, writers and clients, which take names of peers. It means
+    the peer of that name that holds the group's key, or if no connected peer of the whole job knows
+    one, the peer of the whole job that has the name, the caller too. Without it, a peer that holds
+    the token calls a peer with a group's key only if no other group has a peer of the name;
+    otherwise the call fails with an error that names the groups.
 
     Args:
         group: the group's name.
@@ -32,6 +37,11 @@ def in_group(group: str, name: str) -> str:
         text = serving.text_of(value, what)
         if not text or re.search(r"[\x00-\x1f\x7f-\x9f]", text):
             raise ValueError(f"{what} {text!r} is not a name: empty, or with control characters")
+    return joined(group, name)
+
+
+def joined(group: str, name: str) -> str:
+    """As :func:`in_group`, of what is known to be names."""
     return f"{group}{_BETWEEN}{name}"
 
 
@@ -44,3 +54,66 @@ def split(name: str) -> tuple[str, str]:
 def text(name: str) -> str:
     """Returns a name for calls as users are shown it: ``group/name``."""
     return name.replace(_BETWEEN, "/")
+
+
+def quoted(name: str) -> str:
+    """The same in quotes, for a message."""
+    return repr(text(name))
+
+
+def without_group(name: str, what: str) -> str:
+    """Returns the name, if it is not from :func:`in_group`.
+
+    Raises:
+        TypeError: it is not a str.
+        ValueError: it is from in_group.
+    """
+    if split(serving.text_of(name, "name"))[0]:
+        raise ValueError(f"{what} must be a name alone, got {quoted(name)}, which names a group")
+    return name
+
+
+def of_peer(rpc: Rpc, group: str, name: str) -> str:
+    """Returns the name for calls that means one peer among all that `rpc` may meet.
+
+    Args:
+        rpc: the peer that calls.
+        group: the group whose key the other peer has shown ("": none), as `Rpc.peers` tells it.
+        name: the other peer's name.
+    """
+    return name if group in ("", rpc.key_group) else joined(group, name)
+
+
+def all_connected(rpc: Rpc) -> set[str]:
+    """The connected peers and this one, as :func:`of_peer` names them."""
+    there = {of_peer(rpc, peer["group"], peer["name"]) for peer in rpc.peers() if peer["connected"]}
+    return there | {rpc.get_name()}
+
+
+def connected(rpc: Rpc, names: Iterable[str]) -> set[str]:
+    """Those of the names for calls that mean a connected peer or this one. A name with a group
+    means that group's peer, else one with the job's token; a plain name means any peer."""
+    there = {(peer["group"], peer["name"]) for peer in rpc.peers() if peer["connected"]}
+    there.add((rpc.key_group, rpc.get_name()))
+    plain = {name for _, name in there}
+
+    def means_one(name: str) -> bool:
+        group, alone = split(name)
+        if not group:
+            return alone in plain
+        return (group, alone) in there or ("", alone) in there
+
+    return {name for name in names if means_one(name)}
+
+
+def make_id(rpc: Rpc) -> str:
+    """A name for an object of this peer, under which another peer keeps something for it."""
+    own = rpc.get_name()
+    owner = joined(rpc.key_group, own) if rpc.key_group else own
+    return f"{owner}/{_core.create_uid()}"
+
+
+def gone(rpc: Rpc, ids: Iterable[str]) -> list[str]:
+    """Those of the ids, which peers have made by :func:`make_id`, whose peers are not connected."""
+    there = all_connected(rpc)
+    return [one for one in ids if of_peer(rpc, *split(one.rpartition("/")[0])) not in there]

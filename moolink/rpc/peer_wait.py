@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moolink.errors import TimeoutError
 from moolink.internal import deadlines
-from moolink.rpc import serving
+from moolink.rpc import naming
 
 if TYPE_CHECKING:
     from moolink.rpc import Rpc
@@ -48,7 +48,7 @@ class PeerWait(deadlines.Wait):
 
     def connected(self) -> bool:
         """Whether the peers are connected."""
-        return len(serving.connected(self._rpc).intersection(self._peers)) >= self._least
+        return len(naming.connected(self._rpc, self._peers)) >= self._least
 
     def answered(self) -> None:
         """A peer has answered a call."""
@@ -71,11 +71,12 @@ class PeerWait(deadlines.Wait):
         """The error of a wait that is over; `what` says which event did not happen."""
         reason = self.reason
         if not reason and not self.connected():
-            missing = sorted(set(self._peers) - serving.connected(self._rpc))
-            reason = f"not connected: {', '.join(map(repr, missing))}"
+            missing = sorted(set(self._peers) - naming.connected(self._rpc, self._peers))
+            reason = f"not connected: {', '.join(map(naming.quoted, missing))}"
         seconds = time.monotonic() - self._begun
         why = "".join(f": {part}" for part in (reason, advice) if part)
-        return TimeoutError(f"{what} within {seconds:.3g} s{why}", peer=next(iter(self._peers)))
+        peer = naming.text(next(iter(self._peers)))
+        return TimeoutError(f"{what} within {seconds:.3g} s{why}", peer=peer)
 
     def _look(self) -> None:
         if self.timed:

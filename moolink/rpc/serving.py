@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from moolink import _core
@@ -79,19 +79,3 @@ def tuples_of(given: Any, size: int, text: str) -> list[tuple[Any, ...]]:
     if not valid:
         raise TypeError(f"{text}, got {shown(given)}")
     return [tuple(one) for one in given]
-
-
-def connected(rpc: Rpc) -> set[str]:
-    """The names of the peers that are connected, and this one's."""
-    return {peer["name"] for peer in rpc.peers() if peer["connected"]} | {rpc.get_name()}
-
-
-def make_id(rpc: Rpc) -> str:
-    """A name for an object of this peer, under which another peer keeps something for it."""
-    return f"{rpc.get_name()}/{_core.create_uid()}"
-
-
-def gone(rpc: Rpc, ids: Iterable[str]) -> list[str]:
-    """Those of the names that belong to peers which are not connected."""
-    there = connected(rpc)
-    return [one for one in ids if one.rpartition("/")[0] not in there]

@@ -13,7 +13,7 @@ from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.reports import TrajectoryWriterStats
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 from moolink.rpc.peer_wait import PeerWait
 from moolink.trajectories import names
 
@@ -108,19 +108,20 @@ class TrajectoryWriter(Closing):
     def _wait_for(self, left_over: int, timeout: float | None) -> None:
         """Waits until at most so many items are pending."""
         wait = PeerWait(self._rpc, [self._learner], timeout)
-        waits = f"a writer waits: {self._learner!r} is not reached, or its queue is full"
+        learner = naming.quoted(self._learner)
+        waits = f"a writer waits: {learner} is not reached, or its queue is full"
         while (call := self._oldest()) and (len(self._pending) > left_over or call.done()):
             if not wait.for_call(call, waits):
                 count = len(self._pending)
                 raise wait.late(
-                    f"{self._learner!r} did not accept the oldest of {count} items that were put",
+                    f"{learner} did not accept the oldest of {count} items that were put",
                     "it may be away, or its queue is full; flush() waits for it once more",
                 )
             if not self._closed:
                 self._pending.popleft()
                 self._accept(call)
         if self._closed:
-            raise Closed(f"the writer of {self._function!r} at {self._learner!r} was closed")
+            raise Closed(f"the writer of {self._function!r} at {learner} was closed")
 
     def _oldest(self) -> Future | None:
         """The first item that is not accepted; None: there is none, or another thread has closed
@@ -142,4 +143,5 @@ class TrajectoryWriter(Closing):
             time.sleep(min(_PAUSE, self._refused.turn(f"items of a writer are lost: {lost}")))
         except PeerLost as lost:
             self._stats["lost"] += 1
-            logs.logger.warning("an item for %r is lost: %s", self._learner, lost)
+            learner = naming.quoted(self._learner)
+            logs.logger.warning("an item for %s is lost: %s", learner, lost)

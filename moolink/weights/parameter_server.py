@@ -14,7 +14,7 @@ from moolink.internal.integers import integer_of
 from moolink.internal.keywords import names_keywords
 from moolink.internal.locks import condition
 from moolink.reports import ParameterServerStats
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 from moolink.weights import names
 from moolink.weights.blob import Arrays
 from moolink.weights.copies import Weights
@@ -228,4 +228,4 @@ class ParameterClient(Closing):
         self._subscriber.close()
 
     def __repr__(self) -> str:
-        return f"<moolink.ParameterClient of {self._name!r} at {self._server!r}>"
+        return f"<moolink.ParameterClient of {self._name!r} at {naming.quoted(self._server)}>"

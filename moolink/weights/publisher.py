@@ -390,14 +390,7 @@ class Publisher(Closing):
 
     def _connected(self) -> set[str]:
         """The peers that are connected, and this one, as _known_as names them."""
-        own = self._rpc.key_group
-        return {self._rpc.get_name()} | {
-            peer["name"]
-            if peer["group"] in ("", own)
-            else naming.in_group(peer["group"], peer["name"])
-            for peer in self._rpc.peers()
-            if peer["connected"]
-        }
+        return naming.all_connected(self._rpc)
 
     def _due(self) -> list[_Request]:
         """The requests for which there is a newer version."""

@@ -14,7 +14,7 @@ from moolink.errors import Error, TimeoutError
 from moolink.internal import deadlines
 from moolink.internal.keywords import names_keywords
 from moolink.reports import ShardedSubscriberStats
-from moolink.rpc import lending
+from moolink.rpc import lending, naming, serving
 from moolink.weights import blob, names, shards
 from moolink.weights.agreement import ASK_AGAIN, Agreement
 from moolink.weights.blob import Arrays, Bytes, FloatType, Layout
@@ -71,8 +71,8 @@ class ShardedSubscriber(Following):
     ) -> None:
         if isinstance(publishers, str) or not publishers or len({*publishers}) < len(publishers):
             raise ValueError(f"publishers must be the names of different peers, got {publishers!r}")
-        super().__init__(rpc, name, ", ".join(map(repr, publishers)), arrays, dtype)
-        self._publishers = list(publishers)
+        self._publishers = [serving.text_of(one, "a publisher") for one in publishers]
+        super().__init__(rpc, name, ", ".join(map(naming.quoted, publishers)), arrays, dtype)
         self._number = next(_numbers)
         self._where = where
         self._weights: Weights | None = None
@@ -158,7 +158,7 @@ class ShardedSubscriber(Following):
                     return None
                 key = key_of(offer["key"])
                 if key[1] <= above:
-                    raise ValueError(f"{peer!r} offers version {key[1]} after {above}")
+                    raise ValueError(f"{naming.quoted(peer)} offers version {key[1]} after {above}")
                 offers.append((key, Layout.from_wire(offer["layout"])))
         except TimeoutError as error:
             self._reason = str(error)
@@ -175,10 +175,8 @@ class ShardedSubscriber(Following):
                 for a, b in zip(layout.fields, first.fields, strict=True)
             )
             if not same:
-                raise ValueError(
-                    f"{peer!r} and {self._publishers[0]!r} publish trees of other arrays as "
-                    f"{self._name!r}"
-                )
+                pair = f"{naming.quoted(peer)} and {naming.quoted(self._publishers[0])}"
+                raise ValueError(f"{pair} publish trees of other arrays as {self._name!r}")
         paths = skeletons.paths(first.skeleton)
         self._regions: list[Region] = [
             shards.wanted_region(self._where, path, field.whole)

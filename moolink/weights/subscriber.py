@@ -15,7 +15,7 @@ from moolink.internal.keywords import names_keywords
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.reports import SubscriberStats
-from moolink.rpc import lending, serving
+from moolink.rpc import lending, naming, serving
 from moolink.weights import names
 from moolink.weights.blob import CHUNK, Arrays, Bytes, FloatType, Layout
 from moolink.weights.copies import Copy, Weights
@@ -58,8 +58,8 @@ class Subscriber(Following):
         arrays: Arrays = "same",
         dtype: FloatType | None = None,
     ) -> None:
-        super().__init__(rpc, name, repr(publisher), arrays, dtype)
         self._publisher = serving.text_of(publisher, "publisher")
+        super().__init__(rpc, name, naming.quoted(publisher), arrays, dtype)
         self._host = host_key()
         self._held: Copy | None = None  # the current version
         self._fetched: Copy | None = None  # the next one, while it is fetched
@@ -98,9 +98,7 @@ class Subscriber(Following):
             serving.undefine(self._rpc, function.format(self._name))
 
     def __repr__(self) -> str:
-        return (
-            f"<moolink.Subscriber of {self._name!r} at {self._publisher!r}, version {self.version}>"
-        )
+        return f"<moolink.Subscriber of {self._name!r} at {self._source}, version {self.version}>"
 
     def _peers(self) -> list[str]:
         return [self._publisher]
@@ -124,7 +122,7 @@ class Subscriber(Following):
             )
             offer = self._next(call, self._publisher)
         except TimeoutError as error:
-            if self._publisher in serving.connected(self._rpc):
+            if naming.connected(self._rpc, [self._publisher]):
                 what = "nothing" if held is None else "nothing newer"
                 self._reason = f"it has published {what}, or does not answer"
             else:
@@ -133,7 +131,7 @@ class Subscriber(Following):
         layout = Layout.from_wire(offer["layout"])
         key = key_of(offer["key"])
         if held is not None and key[1] <= held[1]:
-            raise ValueError(f"{self._publisher!r} offers version {key[1]} after {held[1]}")
+            raise ValueError(f"{self._source} offers version {key[1]} after {held[1]}")
         if offer["block"] is not None:
             copy = self._mapped(key, layout, offer["block"])
         else:
@@ -226,7 +224,7 @@ class Subscriber(Following):
                     return False
                 data = _as_bytes(data)
                 if data.shape != copy.block[index * CHUNK : (index + 1) * CHUNK].shape:
-                    raise ValueError(f"{to!r} gave a chunk of {data.shape} bytes")
+                    raise ValueError(f"{naming.quoted(to)} gave a chunk of {data.shape} bytes")
                 copy.put(index, data)
                 self._count(chunks=1, bytes_fetched=len(data))
         finally:

@@ -14,7 +14,7 @@ from moolink.internal import deadlines, forks, logs
 from moolink.internal.closing import Closing
 from moolink.internal.integers import integer_of
 from moolink.internal.locks import condition
-from moolink.rpc import serving
+from moolink.rpc import naming, serving
 from moolink.rpc.peer_wait import PeerWait
 from moolink.weights.blob import Arrays, FloatType
 from moolink.weights.copies import Weights
@@ -165,14 +165,14 @@ class Following(Closing):
             while not call.wait(_turn(deadline)):
                 if deadlines.left(deadline) == 0:
                     return None
-                if publisher in serving.connected(self._rpc):
+                if naming.connected(self._rpc, [publisher]):
                     self._away, self._was_there = deadlines.Wait(), True
                 else:
                     gone = ", which has gone: it takes the next one of this name"
                     unknown = ", which is not connected: is its name right?"
                     self._away.turn(
                         f"the subscriber of {self._name!r} waits for the peer "
-                        f"{publisher!r}{gone if self._was_there else unknown}"
+                        f"{naming.quoted(publisher)}{gone if self._was_there else unknown}"
                     )
             try:
                 version = call.result()
@@ -180,7 +180,7 @@ class Following(Closing):
                 return version
             except NoSuchFunction:
                 raise NoSuchFunction(
-                    f"peer {publisher!r} has no publisher of {self._name!r}"
+                    f"peer {naming.quoted(publisher)} has no publisher of {self._name!r}"
                 ) from None
 
     def _result(self, future: Future, timeout: float | None = None) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink.rpc import serving
+from moolink.rpc import naming
 from tests import processes, waiting
 
 LIMIT = 0.5  # seconds, of the Rpc
@@ -135,7 +135,7 @@ def ended(how: str) -> Iterator[Clients]:
         else:
             server.wait()
             # Items that a call carries at this moment may be lost, and are counted then.
-            waiting.until(lambda: "server" not in serving.connected(clients.rpc), "the loss")
+            waiting.until(lambda: not naming.connected(clients.rpc, ["server"]), "the loss")
         yield clients
         clients.rpc.close()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_waiting_for_members(join: Join) -> None:
 def test_two_groups_that_wait_for_each_others_members(
     join: Join, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moolink.group.group._LOOK_AROUND", 0.01)
+    monkeypatch.setattr("moolink.group.other_groups._LOOK_AROUND", 0.01)
     a, b = join("a", "one"), join("b", "tow")
     for group in (a, b):
         group.wait_for_members(1, 20)
@@ -80,11 +81,55 @@ def test_two_groups_that_wait_for_each_others_members(
         "peers of a job the same group's name"
     ) in caplog.messages
     with pytest.raises(moolink.TimeoutError, match="group 'one' with 1 member"):
-        b.wait_for_members(2, 0)
+        b.wait_for_members(2, 0.2)
     second = join("another", "tow")
     second.wait_for_members(2, 20)
     with pytest.raises(moolink.TimeoutError, match="start the others"):
         a.wait_for_members(2, 0)  # the other one has all of its members
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05, 1.5])
+def test_a_wait_for_members_lasts_no_longer_for_a_broker_without_an_answer(
+    join: Join, timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = join("alone")
+    group.wait_for_members(1, 20)
+    questions = []
+    turns: list[float] = []
+
+    class Unanswered:
+        """The answer must not be waited for: only the group's members are."""
+
+        cancelled = False
+
+        def done(self) -> bool:
+            return False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    def ask(*_: object) -> Unanswered:
+        questions.append(Unanswered())
+        return questions[-1]
+
+    class Core:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def wait_for_members(self, count: int, timeout: float | None) -> bool:
+            assert timeout is not None
+            turns.append(timeout)
+            return core.wait_for_members(count, timeout)
+
+    core = group._core
+    monkeypatch.setattr(group.rpc, "async_", ask)
+    monkeypatch.setattr(group, "_core", Core())
+    with pytest.raises(moolink.TimeoutError, match="start the others"):
+        group.wait_for_members(2, timeout)
+    # Each lasts at least as long, and begins within the time limit.
+    assert sum(turns) <= timeout + 0.01
+    assert len(questions) == (timeout > 0)
+    assert all(question.cancelled for question in questions)
 
 
 def test_closing_a_group_ends_the_waits_for_members(join: Join) -> None:

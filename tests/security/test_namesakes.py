@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 
 import moolink
 from moolink import in_group, tokens
+from moolink.replay import Table
+from moolink.rpc import naming, peer_wait
 from moolink.weights import names
 from tests.processes import killed_at_the_end, start_python
-from tests.waiting import until
+from tests.waiting import TIMEOUT, until
 
 WITNESS = """
 import sys, time
@@ -194,7 +200,6 @@ def test_a_holder_of_the_token_that_was_silent_is_heard_later(job: Job) -> None:
 
 def test_arguments_of_a_call_that_fails_reach_nobody(job: Job) -> None:
     """Large arrays are captured straight into the receiver's memory."""
-    np = pytest.importorskip("numpy")
     got: list[int] = []
     learner = job.peer("learner")
     for group in ("a", "b"):
@@ -277,3 +282,191 @@ def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:
             "actor",
             False,
         )
+
+
+def test_which_names_have_a_connected_peer(job: Job) -> None:
+    learner = job.peer("learner")
+    a, b = job.peer("server", "a"), job.peer("server", "b")
+    job.peer("helper").connect(learner.addresses()[0])
+    for peer in (a, b):
+        peer.connect(learner.addresses()[0])
+    until(lambda: len(learner.peers()) == 4, "all")
+    there = {
+        "server",
+        "helper",
+        "learner",
+        in_group("a", "server"),
+        in_group("b", "server"),
+        # The peer of the whole job, as no group has one of the name.
+        in_group("a", "helper"),
+        in_group("a", "learner"),
+        in_group("c", "broker"),
+    }
+    away = {"nobody", in_group("c", "server"), in_group("a", "nobody")}
+    assert naming.connected(learner, there | away) == there
+    assert in_group("a", "server") in naming.connected(a, [in_group("a", "server")])
+    others = [in_group("b", "server"), in_group("b", "learner")]
+    assert naming.connected(a, others) == set()
+    # For a guest all that it meets is of its group.
+    assert naming.connected(a, ["learner", in_group("a", "learner")]) == {
+        "learner",
+        in_group("a", "learner"),
+    }
+    a.close()
+    until(lambda: not naming.connected(learner, [in_group("a", "server")]), "the end of one")
+    assert naming.connected(learner, ["server", in_group("b", "server")]) == {
+        "server",
+        in_group("b", "server"),
+    }
+
+
+class Serving:
+    """A server of each kind at one peer. Every client waits until `release`."""
+
+    def __init__(self, rpc: moolink.Rpc, stack: contextlib.ExitStack) -> None:
+        enter = stack.enter_context
+        self._go = threading.Event()
+        self._publisher = enter(moolink.Publisher(rpc, "weights"))
+        self._queue = enter(moolink.TrajectoryQueue(rpc, "unrolls", max_size=1))
+        enter(moolink.InferenceServer(rpc, "policy", self._model))
+        # One has no items, and the other no room: an item stays until it was sampled.
+        self._replay = enter(moolink.Replay([Table("empty", 1), _full()]))
+        enter(moolink.ReplayServer(rpc, self._replay))
+
+    def _model(self, batch: moolink.InferenceBatch) -> Any:
+        self._go.wait(TIMEOUT)
+        return batch.inputs
+
+    def release(self) -> None:
+        self._go.set()
+        self._publisher.publish({"w": np.ones(1)})
+        self._replay.insert({"x": np.ones(1)}, table="empty")
+        if self._replay.stats()["tables"]["full"]["size"]:
+            self._replay.sample(1, table="full", timeout=TIMEOUT)
+        if len(self._queue._backlog):
+            self._queue.get(1, timeout=TIMEOUT)
+
+
+def _full() -> Table:
+    return Table("full", 1, remover=None, max_times_sampled=1)
+
+
+def _put(rpc: moolink.Rpc, server: str) -> None:
+    writer = moolink.TrajectoryWriter(rpc, "unrolls", server, ahead=1)
+    for _ in range(2):
+        writer.put({"x": np.ones(1)}, 0)
+    writer.flush()
+
+
+def _write(rpc: moolink.Rpc, server: str) -> None:
+    writer = moolink.ReplayClient(rpc, server=server).writer(keep=1, chunk=1)
+    for _ in range(2):
+        writer.append({"x": np.ones(1)})
+        writer.create_item({"x": writer.history["x"][-1]}, table="full")
+    writer.flush()
+
+
+def _subscribe(rpc: moolink.Rpc, server: str) -> None:
+    with moolink.Subscriber(rpc, "weights", server) as weights:
+        weights.wait()
+
+
+def _subscribe_to_parts(rpc: moolink.Rpc, server: str) -> None:
+    with moolink.ShardedSubscriber(rpc, "weights", [server]) as weights:
+        weights.wait()
+
+
+CLIENTS: dict[str, Callable[[moolink.Rpc, str], object]] = {
+    "Subscriber.wait": _subscribe,
+    "ShardedSubscriber.wait": _subscribe_to_parts,
+    "ReplayClient.sample": lambda rpc, server: moolink.ReplayClient(rpc, server=server).sample(
+        1, table="empty"
+    ),
+    "Writer.flush": _write,
+    "TrajectoryWriter.flush": _put,
+    "InferenceClient.infer": lambda rpc, server: moolink.InferenceClient(
+        rpc, "policy", server
+    ).infer({"x": np.ones((1, 1))}),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_peer_of_a_group_is_waited_for_as_long_as_it_is_connected(
+    job: Job, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a plain name: beyond the time limit of the Rpc, which each sign of the peer renews."""
+    seen = threading.Semaphore(0)
+    renew = peer_wait.PeerWait._is_there
+
+    def count(self: peer_wait.PeerWait) -> None:
+        renew(self)
+        seen.release()
+
+    monkeypatch.setattr(peer_wait.PeerWait, "_is_there", count)
+    monkeypatch.setattr(peer_wait, "_LOOK", 0.05)
+    learner = job.peer("learner")
+    server = job.peer("server", "a")
+    job.knows(server, job.peer("server", "b"), learner)
+    name = in_group("a", "server")
+    assert learner.sync(name, "whose") == "server of a"
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as threads:
+        served = Serving(server, stack)
+        stack.callback(served.release)
+        learner.set_timeout(0.2)
+        waiting = threads.submit(CLIENTS[client], learner, name)
+        for _ in range(20):  # a second: five times the limit
+            until(lambda: seen.acquire(timeout=0.1) or waiting.done(), "a sign of the server")
+        assert not waiting.done(), waiting
+        learner.set_timeout(TIMEOUT)
+        served.release()
+        waiting.result(TIMEOUT)
+
+
+def test_errors_of_waits_name_the_peer_as_a_user_does(job: Job) -> None:
+    learner = job.peer("learner")
+    job.knows(learner)
+    name = in_group("a", "server")
+    client = moolink.ReplayClient(learner, server=name)
+    with pytest.raises(moolink.TimeoutError, match="at 'a/server' did not answer") as caught:
+        client.sample(1, timeout=0.01)
+    assert caught.value.peer == "a/server"
+    assert repr(client) == "<moolink.ReplayClient of 'replay' at 'a/server'>"
+
+
+def test_what_a_server_keeps_for_a_peer_of_a_group_ends_with_it(job: Job) -> None:
+    """Though a peer of the same name in another group goes on."""
+    server = job.peer("server")
+    with (
+        moolink.Replay(Table("t", 10)) as replay,
+        moolink.ReplayServer(server, replay) as replays,
+        moolink.InferenceServer(server, "policy", lambda batch: batch.inputs) as policies,
+    ):
+        actors = [job.peer("actor", "a"), job.peer("actor", "b"), job.peer("actor")]
+
+        def use(actor: moolink.Rpc) -> object:
+            """The objects whose ends would tell the server."""
+            writer = moolink.ReplayClient(actor, server="server").writer(keep=1, chunk=1)
+            writer.append({"x": np.ones(1)})
+            writer.create_item({"x": writer.history["x"][-1]})
+            writer.flush(TIMEOUT)
+            client = moolink.InferenceClient(actor, "policy", "server")
+            client.infer({"x": np.ones((1, 1))}, timeout=TIMEOUT)
+            return writer, client
+
+        kept = [use(actor) for actor in actors]
+        assert replays.stats()["writers"] == policies.stats()["clients"] == 3
+        for left, actor in ((2, actors[0]), (1, actors[2])):
+            actor.close()
+            until(lambda: policies.stats()["clients"] == left, "the end of a client")  # noqa: B023
+        kept.append(use(job.peer("last")))
+        assert replays.stats()["writers"] == 2, "which looks for dead ones when one begins"
+
+
+def test_a_broker_has_no_group(job: Job) -> None:
+    with moolink.Group(job.peer("member"), "g") as group:
+        with pytest.raises(ValueError, match="must be a name alone, got 'g/broker', which names"):
+            group.set_broker_name(in_group("g", "broker"))
+        with pytest.raises(TypeError, match="name must be a str"):
+            group.set_broker_name(None)  # type: ignore[arg-type]
+        group.set_broker_name("broker")
+        group.wait_for_members(1, TIMEOUT)
