@@ -206,7 +206,7 @@ class View:
         shown = [
             member
             for member in job["members"]
-            if wanted in f"{member['name']} {member['host']} {member['state']}".lower()
+            if wanted in f"{_label(member)} {member['host']} {member['state']}".lower()
         ]
         read = COLUMNS[self.column].value
         known = sorted((m for m in shown if read(m) is not None), key=read)
@@ -253,7 +253,7 @@ def _screen(job: dict[str, Any], view: View, failed: str | None, size: Size) -> 
     groups = [_group_line(group) for group in job["groups"]]
     members = view.members(job)
     notes = [
-        _line(Text(f"{member['name']} is {member['state']}: {member['why']}", style="yellow"))
+        _line(Text(f"{_label(member)} is {member['state']}: {member['why']}", style="yellow"))
         for member in members
         if member["why"] and member["state"] not in ("up", "new", "left")
     ][:_MOST_NOTES]
@@ -356,6 +356,11 @@ def _fitting(texts: dict[Column, list[str]], width: int) -> list[Column]:
     return chosen
 
 
+def _label(member: dict[str, Any]) -> str:
+    """A member's name; with its group, if it has shown the key of one."""
+    return f"{member['group']}/{member['name']}" if member["group"] else str(member["name"])
+
+
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -384,7 +389,7 @@ def _rate(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 COLUMNS = (
-    Column("Name", 9, lambda m: m["name"]),
+    Column("Name", 9, _label),
     Column("State", 8, lambda m: m["state"]),
     Column("Role", 4, lambda m: m["role"]),
     Column("Process", 5, lambda m: f"{m['host']}:{m['pid']}"),

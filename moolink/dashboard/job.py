@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from moolink.dashboard import report
 from moolink.dashboard.report import OBSERVER, Model, Report
 from moolink.metrics.family import Family, Sample, exposed
 from moolink.metrics.table import BY_NAME
+from moolink.rpc import naming
 
 HISTORY = 300  # points, one a second
 EVENTS = 200
@@ -61,7 +62,7 @@ class Growth:
 class Member:
     """A peer that is or was a member of a group, or connected to the broker."""
 
-    name: str
+    peer: str  # its name for calls of the broker, which is certain
     groups: list[str]
     joined: float  # Unix time, as the broker has seen it
     gone: float | None = None
@@ -81,6 +82,11 @@ class Member:
     progress: dict[tuple[str, str, str], Growth] = dataclasses.field(
         default_factory=dict
     )  # of totals with a target, by group, model and counter
+
+    @property
+    def name(self) -> str:
+        """Its name, which a peer with another group's key may have, too."""
+        return naming.split(self.peer)[1]
 
     @property
     def host(self) -> str:
@@ -163,12 +169,16 @@ class Member:
 
 
 class Job:
-    """Members, their last reports, and the events of the job."""
+    """Members, their last reports, and the events of the job.
+
+    A member is known by its name for calls of the broker (naming.of_peer), here called `peer`: two
+    groups may have members of one name.
+    """
 
     def __init__(self, now: float) -> None:
         self.began = now
         self.members: dict[str, Member] = {}
-        self.groups: dict[str, list[str]] = {}
+        self.groups: dict[str, dict[str, str]] = {}  # of each group: peers by their names
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._history: dict[str, collections.deque[tuple[float, float, float | None]]] = {}
 
@@ -177,54 +187,67 @@ class Job:
     def view(
         self, now: float, groups: Mapping[str, list[str]], connected: Iterable[str] = ()
     ) -> list[str]:
-        """The groups have these members, and these peers are connected to the broker, in a group or
-        not. Returns those that have gone."""
-        of_member: dict[str, list[str]] = {name: [] for name in connected}
-        for group, names in groups.items():
-            for name in names:
-                of_member.setdefault(name, []).append(group)
-        for name, belongs in of_member.items():
-            member = self.members.get(name)
+        """The groups have members of these names, and these peers are connected to the broker, in
+        a group or not. Returns those that have gone."""
+        of_member: dict[str, list[str]] = {peer: [] for peer in connected}
+        there = set(of_member)
+        self.groups = {
+            group: {name: self._member_of(group, name, there) for name in names}
+            for group, names in groups.items()
+            if names
+        }
+        for group, peers in self.groups.items():
+            for peer in peers.values():
+                of_member.setdefault(peer, []).append(group)
+        for peer, belongs in of_member.items():
+            member = self.members.get(peer)
             if member is None or member.gone is not None:
-                self.members[name] = Member(name, belongs, now)
-                self._event(now, "joined", name, belongs)
+                self.members[peer] = Member(peer, belongs, now)
+                self._event(now, "joined", peer, belongs)
             else:
                 if lost := [group for group in member.groups if group not in belongs]:
-                    self._event(now, "left", name, lost)
+                    self._event(now, "left", peer, lost)
                 if new := [group for group in belongs if group not in member.groups]:
-                    self._event(now, "joined", name, new)
+                    self._event(now, "joined", peer, new)
                 member.groups = belongs
         gone = []
-        for name, member in list(self.members.items()):
-            if name not in of_member and member.gone is None:
+        for peer, member in list(self.members.items()):
+            if peer not in of_member and member.gone is None:
                 member.gone = now
                 if member.last is not None:
                     member.last = member.last.remains()
-                gone.append(name)
+                gone.append(peer)
             elif member.gone is not None and now - member.gone > GONE:
-                del self.members[name]
-        self.groups = {group: list(names) for group, names in groups.items() if names}
+                del self.members[peer]
         self._history = {g: h for g, h in self._history.items() if g in self.groups}
         return gone
 
-    def left(self, now: float, name: str, why: str) -> None:
-        """Why a member has gone."""
-        if (member := self.members.get(name)) is not None:
-            member.left(why)
-            self._event(now, "left" if member.closed else "gone", name, member.groups, member.why)
+    def _member_of(self, group: str, name: str, connected: Collection[str]) -> str:
+        """The peer that is the group's member of this name: one that is connected, or that was."""
+        of_group = naming.joined(group, name)
+        if of_group in connected or name in connected:
+            return of_group if of_group in connected else name
+        known = self.members.get(of_group)
+        return name if known is None or known.gone is not None else of_group
 
-    def connection(self, name: str, path: str, latency: float | None, suspected: bool) -> None:
+    def left(self, now: float, peer: str, why: str) -> None:
+        """Why a member has gone."""
+        if (member := self.members.get(peer)) is not None:
+            member.left(why)
+            self._event(now, "left" if member.closed else "gone", peer, member.groups, member.why)
+
+    def connection(self, peer: str, path: str, latency: float | None, suspected: bool) -> None:
         """How the broker reaches a member."""
-        if (member := self.members.get(name)) is not None and member.gone is None:
+        if (member := self.members.get(peer)) is not None and member.gone is None:
             member.path, member.latency, member.suspected = path, latency, suspected
 
-    def report(self, now: float, name: str, text: str) -> None:
+    def report(self, now: float, peer: str, text: str) -> None:
         """A member's report (moolink.rpc.report).
 
         Raises:
             ValueError: it has another form.
         """
-        member = self.members.get(name)
+        member = self.members.get(peer)
         if member is None or member.gone is not None:
             return
         last = report.read(text)
@@ -252,9 +275,9 @@ class Job:
                 member.counted.setdefault(group, Growth()).add(now, last.steps[group])
         member.last, member.reported, member.why = last, now, ""
 
-    def failed(self, name: str, why: str) -> None:
+    def failed(self, peer: str, why: str) -> None:
         """A member gave no report."""
-        if (member := self.members.get(name)) is not None and member.gone is None:
+        if (member := self.members.get(peer)) is not None and member.gone is None:
             member.why = why
 
     def tick(self, now: float) -> None:
@@ -262,12 +285,12 @@ class Job:
         for member in self.members.values():
             state = member.state(now)
             if state in _WRONG and state != member.told:
-                self._event(now, state, member.name, member.groups, member.note(now))
+                self._event(now, state, member.peer, member.groups, member.note(now))
             elif state == "up" and member.told in _WRONG:
-                self._event(now, "recovered", member.name, member.groups)
+                self._event(now, "recovered", member.peer, member.groups)
             member.told = state
-        for group, names in self.groups.items():
-            there = [self.members[name] for name in names if name in self.members]
+        for group, peers in self.groups.items():
+            there = [self.members[peer] for peer in peers.values()]
             here = [member.last for member in there if member.is_fresh(now) and member.last]
             returns = [value for last in here for value in last.returns]
             history = self._history.setdefault(group, collections.deque(maxlen=HISTORY))
@@ -279,56 +302,61 @@ class Job:
                 )
             )
 
-    def _event(self, now: float, kind: str, name: str, groups: list[str], why: str = "") -> None:
-        self._events.append(
-            {"time": now, "kind": kind, "member": name, "groups": groups, "why": why}
-        )
+    def _event(self, now: float, kind: str, peer: str, groups: list[str], why: str = "") -> None:
+        group, name = naming.split(peer)
+        told = {"time": now, "kind": kind, "member": name, "group": group, "groups": groups}
+        self._events.append({**told, "why": why})
 
     # Output
 
     def families(self, others: Mapping[str, tuple[str, list[Family]]]) -> list[Family]:
-        """The metrics of all present members and of other peers, labelled with `peer`.
+        """The metrics of all present members and of other peers, labelled with `peer`, and with
+        `peer_group` if it has shown a group's key.
 
         The metrics of a process count once, at the first of its peers.
 
         Args:
-            others: by name, the process's id and the metrics.
+            others: by peer, the process's id and the metrics.
         """
         processes: set[str] = set()
         of_peers: dict[str, list[Family]] = {}
         for member in self.members.values():
             if member.gone is None and member.last is not None:
-                of_peers[member.name] = member.last.families(member.process not in processes)
+                of_peers[member.peer] = member.last.families(member.process not in processes)
                 processes.add(member.process)
-        for name, (process, families) in others.items():
+        for peer, (process, families) in others.items():
             there = process in processes
-            of_peers[name] = [f for f in families if not (there and report.is_of_process(f.name))]
+            of_peers[peer] = [f for f in families if not (there and report.is_of_process(f.name))]
         return _merged(of_peers)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """The job as the page shows it; docs/dashboard.md has the schema."""
-        groups = [self._group(now, name, members) for name, members in self.groups.items()]
-        models = [model for group in groups for model in group["models"]]
-        leaders = {model["leader"] for model in models}
-        idle = {name for model in models for name in model["idle"]}
+        groups = [self._group(now, name, peers) for name, peers in self.groups.items()]
+        leaders: set[str | None] = set()
+        idle: set[str | None] = set()
+        for group in groups:
+            peers = self.groups[group["name"]]
+            for model in group["models"]:
+                leaders.add(peers.get(model["leader"]))
+                idle.update(peers.get(name) for name in model["idle"])
         return {
             "time": now,
             "uptime": now - self.began,
             "groups": groups,
             "members": [
-                self._member(now, member, member.name in leaders, member.name in idle)
+                self._member(now, member, member.peer in leaders, member.peer in idle)
                 for member in self.members.values()
             ],
             "events": list(self._events),
         }
 
-    def _group(self, now: float, name: str, members: list[str]) -> dict[str, Any]:
-        there = [self.members[one] for one in members if one in self.members]
+    def _group(self, now: float, name: str, peers: Mapping[str, str]) -> dict[str, Any]:
+        there = [self.members[peer] for peer in peers.values()]
         models = {model.name for one in there for model in one.models if model.group == name}
         epochs = [one.last.epochs.get(name, 0) for one in there if one.last is not None]
         return {
             "name": name,
-            "members": members,
+            "members": list(peers),
             "epoch": max(epochs, default=0),
             "scripts": _distinct(one.last.script for one in there if one.last is not None),
             "environments": _distinct(
@@ -392,6 +420,7 @@ class Job:
         versions = [model.version for model in member.models]
         return {
             "name": member.name,
+            "group": naming.split(member.peer)[0],
             "groups": member.groups,
             "host": member.host,
             "pid": member.pid,
@@ -430,8 +459,9 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _merged(of_peers: Mapping[str, list[Family]]) -> list[Family]:
-    """One family for each name, whose samples have the label `peer`. moolink's own metrics keep
-    their kind; else the first peer that reports a name determines it. Each sample counts once."""
+    """One family for each name, whose samples have the labels of their peer. moolink's own metrics
+    keep their kind; else the first peer that reports a name determines it. Each sample counts
+    once."""
     found: dict[tuple[str, str], tuple[Family, dict[frozenset[tuple[str, str]], Sample]]] = {}
     taken: dict[str, tuple[str, str]] = {}
     reported = [(peer, family) for peer, families in of_peers.items() for family in families]
@@ -442,9 +472,14 @@ def _merged(of_peers: Mapping[str, list[Family]]) -> list[Family]:
             continue
         _, samples = found.setdefault(key, (family, {}))
         for sample in family.samples:
-            labels = {**sample.labels, "peer": peer}
+            labels = {**sample.labels, **_labels(peer)}
             samples.setdefault(frozenset(labels.items()), Sample(labels, sample.value))
     return [family._replace(samples=list(samples.values())) for family, samples in found.values()]
+
+
+def _labels(peer: str) -> dict[str, str]:
+    group, name = naming.split(peer)
+    return {"peer": name, "peer_group": group} if group else {"peer": name}
 
 
 def _step_rate(members: list[Member], group: str, now: float) -> float:

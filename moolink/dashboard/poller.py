@@ -13,7 +13,7 @@ from moolink.errors import Closed, Error
 from moolink.internal import logs
 from moolink.internal.shown import shown
 from moolink.metrics.family import Family
-from moolink.rpc import report
+from moolink.rpc import naming, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +66,13 @@ class Poller:
             return self._job.families({self._rpc.get_name(): own})
 
     def has(self, member: str) -> bool:
-        """Whether a peer of this name is a member now."""
+        """Whether this peer, by its name for calls, is a member now."""
         with self._lock:
             known = self._job.members.get(member)
             return known is not None and known.gone is None
 
     def explain(self, member: str, peer: str) -> Any:
-        """How a member reaches a peer, as of its `Rpc.explain`.
+        """How a member reaches a peer, as of its `Rpc.explain`. Both are names for calls.
 
         Raises:
             moolink.Error: the member does not say.
@@ -97,31 +97,35 @@ class Poller:
         peers = rpc.peers()
         with self._lock:
             now = time.time()
-            connected = [peer["name"] for peer in peers if peer["connected"]]
-            for name in self._job.view(now, groups, connected):
-                self._calls.pop(name, None)
-                self._job.left(now, name, rpc.explain(name)["reason"])
-            for peer in peers:
-                self._job.connection(peer["name"], peer["path"], peer["latency"], peer["suspected"])
-            there = [name for name, m in self._job.members.items() if m.gone is None]
-            for name in there:
-                self._take(now, name)
+            known = {naming.of_peer(rpc, one["group"], one["name"]): one for one in peers}
+            connected = {peer for peer, one in known.items() if one["connected"]}
+            for peer in self._job.view(now, groups, connected):
+                self._calls.pop(peer, None)
+                self._job.left(now, peer, rpc.explain(peer)["reason"])
+            for peer, one in known.items():
+                self._job.connection(peer, one["path"], one["latency"], one["suspected"])
+            there = [peer for peer, m in self._job.members.items() if m.gone is None]
+            for peer in there:
+                self._take(now, peer)
             self._job.tick(now)
-        for name in there:
-            if name not in self._calls:
-                self._calls[name] = rpc.async_(name, report.REPORT)
+        # A call of one that is lost for the moment would reach its namesake.
+        taken = {naming.split(peer)[1] for peer in connected}
+        for peer in there:
+            is_certain = peer in connected or naming.split(peer)[1] not in taken
+            if peer not in self._calls and is_certain:
+                self._calls[peer] = rpc.async_(peer, report.REPORT)
 
-    def _take(self, now: float, name: str) -> None:
+    def _take(self, now: float, peer: str) -> None:
         """Takes the reply to the last call, if it has come."""
-        call = self._calls.get(name)
+        call = self._calls.get(peer)
         if call is None or not call.done():
             return
-        del self._calls[name]
+        del self._calls[peer]
         try:
-            self._job.report(now, name, call.result())
+            self._job.report(now, peer, call.result())
         except Closed:
             raise
         except Error as error:
-            self._job.failed(name, str(error))
+            self._job.failed(peer, str(error))
         except (TypeError, ValueError) as error:  # TypeError: the reply is not text
-            self._job.failed(name, f"its report has another form: {shown(error)}")
+            self._job.failed(peer, f"its report has another form: {shown(error)}")

@@ -78,7 +78,7 @@ class Report(NamedTuple):
     host: str
     pid: int
     process: str  # an id that no other process has
-    paths: list[tuple[str, str, float | None]]
+    paths: list[tuple[str, str, float | None, str]]  # peer, path, latency, the peer's group
     models: list[Model]
     totals: dict[str, float]  # by the names of RATES
     memory: float
@@ -146,10 +146,7 @@ def _read(given: Any) -> Report:
         _text(given["host"]),
         _count(given["pid"]),
         _text(given["process"]),
-        [
-            (_text(peer), _text(path), None if latency is None else _size(latency))
-            for peer, path, latency, *_ in given["paths"][:MOST_PATHS]  # a later version may add
-        ],
+        [_path(*path) for path in given["paths"][:MOST_PATHS]],
         [_model(model) for model in given["models"][:MOST_MODELS]],
         _totals(raw),
         _sum(raw, "process_resident_memory_bytes"),
@@ -161,6 +158,16 @@ def _read(given: Any) -> Report:
         _text(given.get("script", "")),
         [_text(one) for one in list(given.get("environments", ()))[:MOST_ENVIRONMENTS]],
     )
+
+
+def _path(
+    peer: Any,
+    path: Any,
+    latency: Any,
+    group: Any = "",
+    *_: Any,  # a later version may add
+) -> tuple[str, str, float | None, str]:
+    return _text(peer), _text(path), None if latency is None else _size(latency), _text(group)
 
 
 def _totals(raw: Raw) -> dict[str, float]:

@@ -21,6 +21,7 @@ from moolink.dashboard.poller import Poller
 from moolink.errors import Error
 from moolink.internal.addresses import is_loopback
 from moolink.internal.shown import shown
+from moolink.rpc import naming
 
 if TYPE_CHECKING:
     from moolink.group.broker_peer import Broker
@@ -239,9 +240,11 @@ class Dashboard:
     async def _explain(self, request: web.Request) -> web.Response:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise web.HTTPForbidden(text="this is for the dashboard's own page\n")
-        member, peer = request.query.get("member", ""), request.query.get("peer", "")
+        member, peer = _named(request, "member", "group"), _named(request, "peer", "peer_group")
         if not self._poller.has(member):
-            return web.json_response({"error": f"there is no member {member!r}"}, status=404)
+            return web.json_response(
+                {"error": f"there is no member {naming.quoted(member)}"}, status=404
+            )
         try:
             told = await self._loop.run_in_executor(
                 self._explains, self._poller.explain, member, peer
@@ -250,3 +253,9 @@ class Dashboard:
         except (Error, TypeError, ValueError, RecursionError) as error:  # the reply is not JSON
             return web.json_response({"error": shown(error)}, status=502)
         return web.Response(text=text, content_type="application/json")
+
+
+def _named(request: web.Request, name: str, group: str) -> str:
+    """The name for calls of the peer that a query names, perhaps with its group."""
+    of_group, alone = request.query.get(group, ""), request.query.get(name, "")
+    return naming.joined(of_group, alone) if of_group else alone

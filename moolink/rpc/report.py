@@ -90,7 +90,10 @@ def _report(rpc: Rpc | None) -> str:
         "own": _first(metrics.registry.families()),
         "script": _script(),
         "environments": _environments(rpc),
-        "paths": [(peer["name"], peer["path"], peer["latency"]) for peer in connected[:MOST_PATHS]],
+        "paths": [
+            (peer["name"], peer["path"], peer["latency"], peer["group"])
+            for peer in connected[:MOST_PATHS]
+        ],
         "models": [model for model in models if model is not None],
     }
     return json.dumps(told)

@@ -16,8 +16,9 @@ from tests import waiting
 class Served:
     """A broker and its dashboard on loopback, and peers in its groups."""
 
-    def __init__(self) -> None:
-        self.broker = moolink.Broker(first=True)
+    def __init__(self, token: tokens.Key | None = None) -> None:
+        self.token = token
+        self.broker = moolink.Broker(first=True, token=token)
         self.address = self.broker.listen("127.0.0.1:0")[0]
         self.dashboard = Dashboard(self.broker, "127.0.0.1:0", None)
         self.url = f"http://{self.dashboard.address}"
@@ -25,7 +26,8 @@ class Served:
         self.groups: list[moolink.Group] = []
 
     def join(self, name: str, group: str = "g") -> moolink.Group:
-        rpc = moolink.Rpc(name)
+        """With the group's key, if the job has a token."""
+        rpc = moolink.Rpc(name, token=self.token.of_group(group) if self.token else None)
         rpc.connect(self.address)
         self.peers.append(rpc)
         self.groups.append(moolink.Group(rpc, group))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moolink import in_group
 from moolink.dashboard import prometheus
 from moolink.dashboard.job import GONE, SILENT, Job
 from moolink.dashboard.report import MOST_BYTES, read
@@ -28,7 +29,7 @@ def told(
             "moolink_group_epoch": [({"group": "g"}, 3)],
         },
         "own": [(name, "gauge", "", [({}, value)]) for name, value in own.items()],
-        "paths": [("b", "shm", 1e-5)],
+        "paths": [("b", "shm", 1e-5, "")],
         "models": models or [],
     }
 
@@ -106,6 +107,43 @@ def test_peers_without_a_group() -> None:
     assert {m["name"]: m["groups"] for m in shown["members"]} == {"a": ["g"], "actor": []}
     assert [group["members"] for group in shown["groups"]] == [["a"]]
     assert job.view(2, {"g": ["a"]}, ["a"]) == ["actor"]
+
+
+def test_members_of_one_name_in_two_groups() -> None:
+    of_a, of_b = in_group("a", "x"), in_group("b", "x")
+    job = Job(0)
+    assert job.view(0, {"a": ["x"], "b": ["x"], "c": ["x"]}, [of_a, of_b, "x"]) == []
+    for steps, peer in enumerate((of_a, of_b, "x"), start=1):
+        one = model("leader") | {"group": "a" if peer == of_a else "b", "leader": "x"}
+        job.report(1, peer, json.dumps(told(steps, [one]) | {"process": peer}))
+    job.connection(of_a, "tcp", 0.001, True)
+    shown = job.snapshot(2)
+    assert [(m["group"], m["name"], m["groups"]) for m in shown["members"]] == [
+        ("a", "x", ["a"]),
+        ("b", "x", ["b"]),
+        ("", "x", ["c"]),
+    ]
+    assert [m["state"] for m in shown["members"]] == ["suspected", "up", "up"]
+    # The last one is not the leader of b, whose name it has.
+    assert [m["role"] for m in shown["members"]] == ["leader", "leader", "member"]
+    assert [group["members"] for group in shown["groups"]] == [["x"], ["x"], ["x"]]
+    assert [len(group["models"]) for group in shown["groups"]] == [1, 1, 0]
+    families = {family.name: family.samples for family in job.families({})}
+    assert families["moolink_environment_steps_total"] == [
+        ({"pool": "0", "peer": "x", "peer_group": "a"}, 1),
+        ({"pool": "0", "peer": "x", "peer_group": "b"}, 2),
+        ({"pool": "0", "peer": "x"}, 3),
+    ]
+    # While its connection is lost, it is still the one that is in the view.
+    assert job.view(3, {"a": ["x"], "b": ["x"]}, [of_b]) == ["x"]
+    assert job.view(4, {"b": ["x"]}, [of_b]) == [of_a]
+    job.left(4, of_a, "killed")
+    assert [m["state"] for m in job.snapshot(4)["members"]] == ["gone", "up", "gone"]
+    last = job.snapshot(4)["events"][-1]
+    assert (last["kind"], last["group"], last["member"]) == ("gone", "a", "x")
+    # Another one of the name, which holds the token, has taken its place in the group.
+    job.view(5, {"b": ["x"]}, [of_b])
+    assert job.view(6, {"b": ["x"]}, ["x"]) == [of_b]
 
 
 def test_histories() -> None:
@@ -220,6 +258,7 @@ def test_a_normal_end_is_no_loss() -> None:
         "time": 0,
         "kind": "left",
         "member": "a",
+        "group": "",
         "groups": ["g"],
         "why": "",
     }

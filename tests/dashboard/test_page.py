@@ -117,6 +117,26 @@ def test_a_member_that_ends_well_is_grey_and_has_left(browser: Browser, served: 
     assert "epoch" not in browser.text("main")
 
 
+def test_members_of_one_name_in_two_groups(browser: Browser, guarded: Served) -> None:
+    groups = [guarded.join("x", group) for group in "ab"]
+    browser.driver.get(guarded.url)
+    for row in ("a/x", "b/x"):
+        waiting.until(lambda: browser.row(row).get("state") == "up", row, 0.1)  # noqa: B023
+    # A click on a row explains the connection of its own member.
+    groups[0].rpc.close()
+    waiting.until(lambda: browser.row("a/x").get("state") == "left", "the end of one", 0.1)
+    assert browser.row("b/x")["state"] == "up"
+    for row in browser.driver.find_elements(By.CSS_SELECTOR, "tr.member"):
+        name = row.find_element(By.CSS_SELECTOR, "td.name").text
+        row.click()
+        expected = "it has left the job" if name == "a/x" else "in use"
+        waiting.until(lambda: expected in browser.text("#explained"), name, 0.1)  # noqa: B023
+        assert browser.text("#explained b") == f"{name} – broker"  # noqa: RUF001
+        browser.driver.find_element(By.ID, "close").click()
+    assert "a/x left" in browser.text("#events")
+    assert browser.errors() == []
+
+
 def test_the_explanation_opens_where_one_clicked(browser: Browser, served: Served) -> None:
     served.join("a")
     served.wait_for({"a": "up"})

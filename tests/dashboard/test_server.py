@@ -139,6 +139,47 @@ def test_why_a_path_is_used(served: Served) -> None:
     assert "nobody" in json.loads(text)["error"]
 
 
+def test_members_of_one_name_in_two_groups(guarded: Served) -> None:
+    def rows() -> dict[tuple[str, str], str]:
+        return {(m["group"], m["name"]): m["state"] for m in guarded.job()["members"]}
+
+    peers = {group: guarded.join("x", group).rpc for group in "ab"}
+    waiting.until(lambda: rows() == {("a", "x"): "up", ("b", "x"): "up"}, "two rows", 0.1)
+    job = guarded.job()
+    assert [(group["name"], group["members"]) for group in job["groups"]] == [
+        ("a", ["x"]),
+        ("b", ["x"]),
+    ]
+    assert sorted(member["groups"] for member in job["members"]) == [["a"], ["b"]]
+    events = [(event["kind"], event["group"], event["member"]) for event in job["events"]]
+    assert sorted(set(events)) == [("joined", "a", "x"), ("joined", "b", "x")]
+    # Each answers for itself: only one of them knows this peer.
+    peers["b"].listen("127.0.0.1:0")
+    with moolink.Rpc("friend", token=guarded.token and guarded.token.of_group("b")) as friend:
+        friend.connect(peers["b"].addresses()[0])
+        waiting.until(lambda: len(friend.peers()) == 1, "the friend's connection")
+        for group, connected in (("a", False), ("b", True)):
+            query = f"member=x&group={group}&peer=friend&peer_group={group}"
+            told = json.loads(get(f"{guarded.url}/api/v1/explain?{query}")[1])
+            assert told["connected"] == connected
+    assert get(f"{guarded.url}/api/v1/explain?member=x&group=c&peer=broker")[0] == 404
+    status, text = get(f"{guarded.url}/api/v1/explain?member=x&peer=broker")
+    assert (status, "there is no member 'x'" in text) == (404, True)
+    _, text = get(f"{guarded.url}/metrics")
+    labels = [
+        sample.labels
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "moolink_group_members"
+    ]
+    assert sorted((of["peer"], of["peer_group"], of["group"]) for of in labels) == [
+        ("x", "a", "a"),
+        ("x", "b", "b"),
+    ]
+    peers["a"].close()
+    waiting.until(lambda: rows() == {("a", "x"): "left", ("b", "x"): "up"}, "the end of one", 0.1)
+
+
 def test_a_member_that_reports_nonsense_is_shown_as_silent(served: Served) -> None:
     group = served.join("a")
     group.rpc.undefine("moolink.metrics/report")

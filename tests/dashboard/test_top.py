@@ -25,7 +25,7 @@ from tests.dashboard.dashboards import Served
 
 def member(name: str, steps: float | None, state: str = "up") -> dict[str, Any]:
     rates = {} if steps is None else {"steps": steps}
-    return {"name": name, "host": "h", "state": state, "rates": rates}
+    return {"name": name, "group": "", "host": "h", "state": state, "rates": rates}
 
 
 def test_sorting_and_filtering() -> None:
@@ -95,6 +95,16 @@ def test_what_is_wrong_is_said_above_the_members() -> None:
     assert lines(job, View(), Size(100, 0))[2].strip() == (
         "a is stuck: its loop has not called moolink for 42 s"
     )
+
+
+def test_members_of_one_name_are_told_apart() -> None:
+    of_groups = [member("x", 5, "stuck") | {"group": group, "why": "it hangs"} for group in "ab"]
+    text = lines(job_of(*of_groups), View(), Size(100, 0))
+    assert [line.strip() for line in text[2:4]] == [f"{g}/x is stuck: it hangs" for g in "ab"]
+    assert [line.split()[0] for line in text[-2:]] == ["a/x", "b/x"]
+    view = View()
+    view.filter = "b/"
+    assert [m["group"] for m in view.members(job_of(*of_groups))] == ["b"]
 
 
 def test_progress_and_normal_ends() -> None:

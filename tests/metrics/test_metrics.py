@@ -329,7 +329,10 @@ def test_a_report_of_a_member() -> None:
             told = json.loads(asks.sync("member", "moolink.metrics/report"))
             assert told["pid"] == os.getpid()
             assert told["metrics"]["moolink_group_members"] == [[{"group": "g"}, 1]]
-            assert {name for name, _, _ in told["paths"]} == {"broker", "asks"}
+            assert {(name, group) for name, _, _, group in told["paths"]} == {
+                ("broker", ""),
+                ("asks", ""),
+            }
             explained = asks.sync("member", "moolink.metrics/explain", "broker")
             assert explained["connected"]
             with pytest.raises(moolink.RemoteError, match="peer must be a str"):

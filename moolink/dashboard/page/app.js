@@ -33,6 +33,9 @@ function duration(seconds) {
   return (seconds / 3600).toFixed(1) + " h";
 }
 const several = (count, thing) => `${number(count)} ${thing}${count === 1 ? "" : "s"}`;
+// A peer is told apart by the group whose key it has shown ("": none), and its name.
+const keyOf = (group, name) => `${group}\u001f${name}`;
+const label = ({ group, name }) => (group ? `${group}/${name}` : name);
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 
 // ---- Elements
@@ -266,7 +269,7 @@ function groupView(group) {
 // ---- Members
 
 const COLUMNS = [
-  ["name", "Name", (m) => m.name],
+  ["name", "Name", label],
   ["state", "State", (m) => m.state],
   ["role", "Role", (m) => m.role],
   ["groups", "Groups", (m) => m.groups.join(", ")],
@@ -304,7 +307,7 @@ function header() {
 }
 
 // A member's row, and the row of its note below it.
-function newBody(name) {
+function newBody({ name, group }) {
   const body = make("tbody"), row = make("tr", "member"), note = make("tr", "note-row");
   for (const [key] of COLUMNS) row.append(make("td", `${key} ${TEXT.has(key) ? "" : "number"}`));
   const cell = make("td", "why");
@@ -313,10 +316,11 @@ function newBody(name) {
   body.append(row, note);
   row.tabIndex = 0;
   row.title = "Click to see how it reaches the broker, and why so";
-  row.addEventListener("click", (event) => explain(name, job.broker.name, event.clientX, event.clientY));
+  const broker = { name: job.broker.name, group: "" };
+  row.addEventListener("click", (event) => explain({ name, group }, broker, event.clientX, event.clientY));
   row.addEventListener("keydown", (event) => {
     const box = row.getBoundingClientRect();
-    if (event.key === "Enter") explain(name, job.broker.name, box.left + 20, box.bottom);
+    if (event.key === "Enter") explain({ name, group }, broker, box.left + 20, box.bottom);
   });
   return body;
 }
@@ -337,7 +341,7 @@ function unneeded() {
 function showMembers() {
   if (!job) return;
   const wanted = byId("filter").value.toLowerCase();
-  const shown = job.members.filter((m) => !wanted || `${m.name} ${m.host} ${m.state} ${m.role} ${m.groups}`.toLowerCase().includes(wanted));
+  const shown = job.members.filter((m) => !wanted || `${label(m)} ${m.host} ${m.state} ${m.role} ${m.groups}`.toLowerCase().includes(wanted));
   const rank = (member) => ORDER[member.state] || 0;
   shown.sort((a, b) => rank(a) - rank(b) || compare(a, b));
   const hidden = unneeded();
@@ -347,13 +351,14 @@ function showMembers() {
     cell.hidden = hidden.has(COLUMNS[i][0]);
   });
   const table = byId("members");
-  const names = new Set(shown.map((m) => m.name));
-  for (const [name, body] of bodies) {
-    if (!names.has(name)) { body.remove(); bodies.delete(name); }
+  const keys = new Set(shown.map((m) => keyOf(m.group, m.name)));
+  for (const [key, body] of bodies) {
+    if (!keys.has(key)) { body.remove(); bodies.delete(key); }
   }
   shown.forEach((member, i) => {
-    let body = bodies.get(member.name);
-    if (!body) bodies.set(member.name, (body = newBody(member.name)));
+    const of = keyOf(member.group, member.name);
+    let body = bodies.get(of);
+    if (!body) bodies.set(of, (body = newBody(member)));
     body.className = member.state;
     const [row, note] = body.children;
     COLUMNS.forEach(([key, , read, show], column) => {
@@ -393,27 +398,30 @@ function showPaths() {
     legend.textContent = `Too many members for a picture. Connections by path: ${parts.join(", ") || "none"}. Click a member to see its path to the broker.`;
     return;
   }
-  const all = [...members.map((m) => m.name), job.broker.name];
-  const place = new Map(all.map((name, i) => {
+  const all = [...members, { name: job.broker.name, group: "" }];
+  const place = new Map(all.map((one, i) => {
     const angle = (i / all.length) * 2 * Math.PI - Math.PI / 2;
-    return [name, [320 + 190 * Math.cos(angle), 230 + 190 * Math.sin(angle)]];
+    return [keyOf(one.group, one.name), { ...one, at: [320 + 190 * Math.cos(angle), 230 + 190 * Math.sin(angle)] }];
   }));
   const svg = draw("svg", { viewBox: "0 0 640 460", role: "img", "aria-label": "paths between members" });
   const drawn = new Set();
   for (const member of members) {
-    for (const [peer, path, seconds] of member.paths) {
-      const pair = [member.name, peer].sort().join("\0");
-      if (!place.has(peer) || drawn.has(pair)) continue;
+    const here = keyOf(member.group, member.name);
+    for (const [name, path, seconds, group] of member.paths) {
+      // For a holder of a group's key all that it meets is of its group.
+      const there = [keyOf(group, name), keyOf("", name)].find((key) => place.has(key));
+      const pair = [here, there].sort().join("\0");
+      if (there === undefined || drawn.has(pair)) continue;
       drawn.add(pair);
-      const [[x1, y1], [x2, y2]] = [place.get(member.name), place.get(peer)];
-      const line = title(draw("line", { x1, y1, x2, y2, class: path }), `${member.name} – ${peer}: ${path}, ${latency(seconds)}. Click to see why.`);
-      line.addEventListener("click", (event) => explain(member.name, peer, event.clientX, event.clientY));
+      const [x1, y1] = place.get(here).at, [x2, y2] = place.get(there).at;
+      const line = title(draw("line", { x1, y1, x2, y2, class: path }), `${label(member)} – ${label(place.get(there))}: ${path}, ${latency(seconds)}. Click to see why.`);
+      line.addEventListener("click", (event) => explain(member, place.get(there), event.clientX, event.clientY));
       svg.append(line);
     }
   }
-  for (const [name, [x, y]] of place) {
-    const member = members.find((m) => m.name === name);
-    svg.append(draw("circle", { cx: x, cy: y, r: 6, class: member ? member.state : "" }));
+  for (const one of place.values()) {
+    const [x, y] = one.at, name = label(one);
+    svg.append(draw("circle", { cx: x, cy: y, r: 6, class: one.state || "" }));
     const anchor = x < 300 ? "end" : x > 340 ? "start" : "middle";
     const text = draw("text", { x: x + (anchor === "end" ? -10 : anchor === "start" ? 10 : 0), y: y + (anchor === "middle" ? (y < 230 ? -12 : 22) : 4), "text-anchor": anchor });
     text.textContent = name.length > 20 ? name.slice(0, 19) + "…" : name;
@@ -423,19 +431,19 @@ function showPaths() {
   legend.textContent = "Green: shared memory. Blue: RDMA. Amber: TCP. Click a line to see why this path is used.";
 }
 
-// The box opens where the user has clicked.
+// The box opens where the user has clicked. Both are a name and a group.
 async function explain(member, peer, x, y) {
   const box = byId("explained"), text = byId("explanation");
   const say = (...lines) => {
-    text.replaceChildren(make("b", "", `${member} – ${peer}`), ...lines);
+    text.replaceChildren(make("b", "", `${label(member)} – ${label(peer)}`), ...lines);
     box.hidden = false;
     box.style.left = `${Math.max(8, Math.min(x + 8, innerWidth - box.offsetWidth - 8))}px`;
     box.style.top = `${Math.max(8, Math.min(y + 8, innerHeight - box.offsetHeight - 8))}px`;
   };
-  const gone = job.members.find((one) => one.name === member && ["gone", "left"].includes(one.state));
+  const gone = job.members.find((one) => keyOf(one.group, one.name) === keyOf(member.group, member.name) && ["gone", "left"].includes(one.state));
   if (gone) { say(make("div", "", gone.why || "it has left the job")); return; }
   say(make("div", "dim", "asking …"));
-  const query = new URLSearchParams({ member, peer });
+  const query = new URLSearchParams({ member: member.name, group: member.group, peer: peer.name, peer_group: peer.group });
   let told;
   try {
     told = await (await fetch("api/v1/explain?" + query)).json();
@@ -460,7 +468,7 @@ function showEvents() {
   const items = job.events.slice(-MOST_EVENTS).reverse().map((event) => {
     const place = event.groups.join(", ") || "the broker";
     const verb = { joined: "joined", left: "left", gone: "has gone from" }[event.kind] || (event.kind === "recovered" ? "has recovered in" : `is ${event.kind} in`);
-    const text = `${clock(event.time)}  ${event.member} ${verb} ${place}`;
+    const text = `${clock(event.time)}  ${label({ name: event.member, group: event.group })} ${verb} ${place}`;
     return make("li", event.kind, event.why ? `${text}: ${event.why}` : text);
   });
   byId("events").replaceChildren(...items);
