@@ -1,10 +1,10 @@
 #include "transport/listener.h"
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/barrier.h"
+#include "base/system_error.h"
 
 namespace moolink::transport {
 namespace {
@@ -14,10 +14,8 @@ constexpr Duration kPause = milliseconds(100);
 constexpr int kAcceptedAtOnce = 64;
 
 Error cannot_accept_error(int error_number) {
-  std::string text =
-      std::string("a connection waits that cannot be accepted: ") + std::strerror(error_number);
-  if (error_number == EMFILE) text += "; allow this process more of them (see ulimit -n)";
-  return make_error(ErrorCode::error, text);
+  return make_error(ErrorCode::error, "a connection waits that cannot be accepted: " +
+                                          system_error_text(error_number));
 }
 
 }  // namespace

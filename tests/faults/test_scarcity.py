@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import moolink
@@ -157,3 +158,51 @@ def test_a_limit_that_denies_memory_is_named() -> None:
     assert "File too large" in size
     assert "Too many open files" in descriptors
     assert works == str(10 << 20)
+
+
+# A member of a group that can open no more files before it has met the other one.
+SHORT_OF_FILES = """
+import contextlib, os, resource, sys
+import numpy as np
+import moolink
+
+with moolink.Rpc("short", transports=["tcp"]) as rpc, moolink.Group(rpc, "g") as group:
+    rpc.connect(sys.argv[1])
+    group.set_timeout(2)
+    group.wait_for_members(1, 60)
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    kept = []
+    with contextlib.suppress(OSError):
+        while True:
+            kept.append(open(os.devnull))
+    print("short", flush=True)
+    group.wait_for_members(2, 60)
+    try:
+        group.all_reduce("x", np.ones(1000)).result()
+    except moolink.TimeoutError as error:
+        print(error, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_member_that_can_open_no_more_files_says_so() -> None:
+    with (
+        moolink.Broker(first=True) as broker,
+        moolink.Rpc("full", transports=["tcp"]) as rpc,
+        moolink.Group(rpc, "g") as group,
+        killed_at_the_end() as processes,
+    ):
+        address = broker.listen("127.0.0.1:0")[0]
+        process = start_python("-c", SHORT_OF_FILES, address)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "short\n"
+        rpc.connect(address)
+        group.wait_for_members(2, 60)
+        group.all_reduce("x", np.ones(1000))
+        assert process.stdout.readline() == (
+            "operation 'x' of group 'g' did not end in time; short waits for: full; a connection "
+            "waits that cannot be accepted: Too many open files; allow this process more of them "
+            "(see ulimit -n)\n"
+        )

@@ -179,6 +179,7 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::shared_ptr<Future> begin(collective::OpId op, const std::string& operation, Combine combine)
       MOOLINK_LOCKED;
   std::string begun_elsewhere() const MOOLINK_LOCKED;
+  std::string own_lack(Time now) const MOOLINK_LOCKED;
   void end_late(Time now, collective::OpId op) MOOLINK_LOCKED;
   void done(collective::Engine::Done done) MOOLINK_LOCKED;
   void combine(collective::Engine::Combine combine) MOOLINK_LOCKED;

@@ -63,9 +63,16 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
     text += who + ", operation '" + running.operation + "' waits for:";
     const std::vector<std::string> names = runner_->waiting_for(op);
     for (const std::string& name : names) text += " '" + name + "'";
-    text +=
-        (names.empty() ? " no member, " : ", ") + in_seconds(running.deadline - now) + " left\n";
+    text += (names.empty() ? " no member, " : ", ") + in_seconds(running.deadline - now) + " left";
+    if (!names.empty()) text += own_lack(now);
+    text += "\n";
   }
+}
+
+// The others may wait for this member, which lacks something.
+std::string GroupPeer::own_lack(Time now) const {
+  const std::string why = rpc_->why_none_connects(now);
+  return why.empty() ? why : "; " + why;
 }
 
 }  // namespace moolink::runtime

@@ -140,6 +140,7 @@ void GroupPeer::end_late(Time now, collective::OpId op) {
   Running& running = running_.at(op);
   std::string waiting;
   for (const std::string& name : runner_->waiting_for(op)) waiting += " " + name;
+  if (!waiting.empty()) waiting += own_lack(now);
   const Error error{.code = ErrorCode::timeout,
                     .message = "operation '" + running.operation + "' of group '" + name_ +
                                "' did not end in time; " + rpc_->node().name() + " waits for:" +

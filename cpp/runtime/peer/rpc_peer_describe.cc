@@ -22,6 +22,10 @@ std::string measured(Duration round_trip) {
 
 }  // namespace
 
+std::string RpcPeer::why_none_connects(Time now) const {
+  return now < not_accepted_until_ ? not_accepted_ : std::string();
+}
+
 void RpcPeer::describe(Time now, Describe how, std::string& text) const {
   const std::string who = "peer '" + node_.name() + "'";
   if (how == Describe::waits) {
@@ -33,6 +37,7 @@ void RpcPeer::describe(Time now, Describe how, std::string& text) const {
   text += "  reached at:";
   for (const std::string& address : node_.addresses()) text += " " + address;
   text += node_.addresses().empty() ? " nowhere (it neither listens nor is connected)\n" : "\n";
+  if (const std::string why = why_none_connects(now); !why.empty()) text += "  " + why + "\n";
   describe_peers(now, text);
   describe_calls(now, kMostLines, "  ", text);
   describe_handlers(now, kMostLines, "  ", text);

@@ -79,6 +79,9 @@ void RpcPeer::turned_away(const Error& error) {
 
 void RpcPeer::cannot_accept(const Error& error) {
   const Time now = clock();
+  // The listener tries again several times a second while a connection waits.
+  not_accepted_ = error.message;
+  not_accepted_until_ = now + seconds(1);
   node_.cannot_accept(now, error);
   carry_out();
 }

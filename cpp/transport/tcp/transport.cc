@@ -81,7 +81,7 @@ Descriptor listen_everywhere(std::uint16_t port) {
   } else if (error == EADDRNOTAVAIL) {
     message += "this host does not have that address";
   } else {
-    message += std::strerror(error);
+    message += system_error_text(error);
   }
   listen_refused(address, message);
 }
@@ -401,7 +401,7 @@ bool TcpTransport::start_connect(DialId id, Dial& dial, const SocketAddress& can
   }
   if (error != 0 && error != EINPROGRESS) {
     dial.all_refused &= error == ECONNREFUSED;
-    dial.failure = std::strerror(error);
+    dial.failure = system_error_text(error);
     dial.socket.reset();
     return false;
   }
