@@ -152,9 +152,11 @@ class Member:
         )
 
     def left(self, why: str) -> None:
-        """It has gone; `why` is the reason that the broker's connection gives."""
+        """It has gone; `why` is the reason that the broker's connection gives, if it does."""
         self.closed = why.startswith(_CLOSED)
-        if self.closed:
+        if not why:
+            self.why = "how it has ended is not known: another peer has its name"
+        elif self.closed:
             self.why = ""
         elif self.suspected:
             self.why = self._silence()
@@ -231,7 +233,7 @@ class Job:
         return name if known is None or known.gone is not None else of_group
 
     def left(self, now: float, peer: str, why: str) -> None:
-        """Why a member has gone."""
+        """Why a member has gone; "": not known."""
         if (member := self.members.get(peer)) is not None:
             member.left(why)
             self._event(now, "left" if member.closed else "gone", peer, member.groups, member.why)

@@ -101,7 +101,8 @@ class Poller:
             connected = {peer for peer, one in known.items() if one["connected"]}
             for peer in self._job.view(now, groups, connected):
                 self._calls.pop(peer, None)
-                self._job.left(now, peer, rpc.explain(peer)["reason"])
+                told = rpc.explain(peer)  # perhaps of a namesake
+                self._job.left(now, peer, "" if told["connected"] else told["reason"])
             for peer, one in known.items():
                 self._job.connection(peer, one["path"], one["latency"], one["suspected"])
             there = [peer for peer, m in self._job.members.items() if m.gone is None]
