@@ -111,14 +111,14 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
     def take_parameters(self, parameters: Any, version: int, own_units: Sequence[int] = ()) -> None:
         """Acts with the learner's parameters of a version from the next step on; with
         `--deterministic` at fixed steps, in this peer's units."""
-        if version == self.version:
-            return
-        self.version = version
+        is_new, self.version = version != self.version, version
         if not self.o.deterministic:
-            self.use(parameters)
+            if is_new:
+                self.use(parameters)
             return
-        self._published[version] = self.copied(parameters), self.run_.normalizer.scale
-        if self._owned.keys() != set(own_units):
+        if is_new:
+            self._published[version] = self.copied(parameters), self.run_.normalizer.scale
+        if self._owned.keys() != set(own_units):  # also between two versions: a peer has died
             for unit in set(own_units) - self._owned.keys():
                 self.full[unit] = queue.SimpleQueue()
             self._owned = {unit: self._owned.get(unit, version) for unit in own_units}
@@ -175,7 +175,8 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
             stepping = [self._step(unit) for unit in self._units.values()]
             if not any(stepping):
                 self.released.wait(0.1)
-            least = min((unit.wants() for unit in self._units.values()), default=0)
+            # The newest stays: a unit may move here, and begin with it.
+            least = min([self.version, *(unit.wants() for unit in self._units.values())])
             for version in [v for v in self._published.copy() if v < least]:
                 del self._published[version]
 

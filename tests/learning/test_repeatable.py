@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,10 @@ from examples.common.checksums import NAME, Checksums
 from examples.common.normalizer import Normalizer
 from examples.common.options import GroupOptions, ImpalaOptions, parse
 from examples.torch import impala
-from tests.learning.processes import run
+from tests.learning.processes import broker, read_until, run, start
 from tests.learning.stubs import Counting, options, run_of
 from tests.learning.test_acting import TorchNet
+from tests.processes import killed_at_the_end
 
 ROUNDS = 8
 
@@ -38,6 +41,23 @@ def test_one_and_two_peers_have_the_same_rounds(framework: str, tmp_path: Any) -
     assert lists[0] == lists[1]
     assert [line.partition(",")[0] for line in lists[0]] == [str(v) for v in range(ROUNDS + 1)]
     assert len({line.partition(",")[2] for line in lists[0]}) == ROUNDS + 1
+
+
+def test_a_job_says_from_which_round_on_it_cannot_be_repeated() -> None:
+    """When a peer dies, its units move to the other, which plays them from their beginning."""
+    given = ["--env-id", "CartPole-v1", "--deterministic", "--total-steps", "100000000"]
+    given += ["--num-peers", "2", "--log-interval", "0.5"]
+    with broker() as address, killed_at_the_end() as peers, TemporaryDirectory() as folder:
+        given += ["--connect", address, "--group", "job", "--save-dir", folder]
+        for name in ("first", "second"):
+            peers.append(start("-m", "examples.torch.impala", *given, "--name", name))
+        first, second = peers
+        read_until(first, "of 2 peers |")
+        second.kill()
+        said = read_until(first, "cannot be repeated from round")
+        round_ = int(re.findall(r"from round (\d+) on", said[-1])[0])
+        read_until(first, "of 1 peer |")
+        assert any(f"repeatable up to round {round_ - 1}" in line for line in said)
 
 
 class Versioned(TorchNet):
