@@ -1,5 +1,4 @@
-"""Nine runs of `--deterministic` have one list of checksums; `tests/learning/test_repeatable.py` has
-a short version."""
+"""Nine runs of `--deterministic` have one list of checksums. `tests/learning` has a short test."""
 
 from __future__ import annotations
 
