@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import csv
 import importlib.util
-import io
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 from moolink import files
-from moolink.errors import FileError
 from moolink.internal.floats import float_of
 from moolink.metrics.mean_parts import COUNT, is_part
+from moolink.metrics.rows import Charts, RowFile
 
 if TYPE_CHECKING:
     import os
 
     from moolink.accumulate.totals import Totals
 
-_MOST_BYTES = 1 << 28
 _FIRST = ("seconds", "version")
 
 Row = dict[str, float | int | None]
@@ -57,6 +53,7 @@ class RunLog:
         x: str | None = None,
     ) -> None:
         self.path = Path(folder) / "log.csv"
+        self._file = RowFile(self.path, "a log of a training loop", "version", _FIRST)
         if tensorboard:
             _require("tensorboard", "tensorboard=True")
         if wandb is not None:
@@ -68,8 +65,7 @@ class RunLog:
         self._made = time.monotonic()
         self._started = self._made  # when `seconds` was 0
         self._before: dict[str, int] = {}  # the parts of means at the row before
-        self._tensorboard: Any = None
-        self._wandb: Any = None
+        self._charts: Charts | None = None
 
     def write(
         self,
@@ -103,34 +99,30 @@ class RunLog:
         with self._sums.open("a") as file:
             file.write(json.dumps([version, self._before]) + "\n")
         self._written = self._found()
-        self._show(version if self._x is None else totals[self._x], row)
+        assert self._charts is not None
+        shown = {name: value for name, value in row.items() if name != self._x}
+        self._charts.show(version if self._x is None else totals[self._x], shown)
 
     def close(self) -> None:
         """Ends the files of TensorBoard and the run of Weights & Biases."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
-        self._tensorboard = self._wandb = None
+        if self._charts is not None:
+            self._charts.close()
+        self._charts = None
 
     def _begin(self, version: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in self._rows() if int(row["version"]) < version]
+        rows = [row for row in self._file.read() if int(row["version"]) < version]
         self._columns = list(dict.fromkeys([*_FIRST, *(name for row in rows for name in row)]))
         since = self._since_last_row()
-        self._rewrite(rows)
+        self._file.rewrite(self._columns, rows)
         seconds = float(rows[-1]["seconds"]) if rows else 0.0
         self._started = (time.monotonic() - since if rows else self._made) - seconds
         self._keep_sums({int(row["version"]) for row in rows})
-        # Imported here: only the leader needs them, and they take half a second.
-        if self._wants_tensorboard and self._tensorboard is None:
-            from tensorboard.summary import Writer
-
-            self._tensorboard = Writer(str(self.path.parent))
-        if self._project is not None and self._wandb is None:
-            import wandb
-
-            self._wandb = wandb.init(project=self._project, dir=str(self.path.parent))
+        if self._charts is None:
+            folder = self.path.parent
+            self._charts = Charts(
+                folder if self._wants_tensorboard else None, self._project, dir=str(folder)
+            )
 
     def _since_last_row(self) -> float:
         """Seconds since the file's last row, as far as this log was there: a job that is resumed
@@ -165,47 +157,10 @@ class RunLog:
 
     def _append(self, row: Row) -> None:
         if more := [name for name in row if name not in self._columns]:
-            rows = self._rows()
+            rows = self._file.read()
             self._columns += more
-            self._rewrite(rows)
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
-
-    def _show(self, x: int, row: Row) -> None:
-        known = {k: v for k, v in row.items() if v is not None and k != self._x}
-        if self._tensorboard is not None:
-            for name, value in known.items():
-                if math.isfinite(value):
-                    self._tensorboard.add_scalar(name, value, step=x)
-            self._tensorboard.flush()
-        if self._wandb is not None:
-            self._wandb.log(known, step=x)
-
-    def _rows(self) -> list[dict[str, str]]:
-        """The rows of the file, without one that a killed process has left unfinished."""
-        if not self.path.exists():
-            return []
-        text = files.read_text(self.path, "a log of a run", _MOST_BYTES)
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-        try:
-            rows = list(reader)
-            for row in rows:
-                int(row["version"])
-                float(row["seconds"])
-        except (csv.Error, KeyError, TypeError, ValueError):
-            raise FileError(
-                f"{self.path} is no log of a training loop: move it away, or log to another folder",
-                path=str(self.path),
-            ) from None
-        return rows
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        with files.written(self.path) as file:
-            file.write(text.getvalue().encode())
+            self._file.rewrite(self._columns, rows)
+        self._file.append(self._columns, row)
 
 
 def _check_names(totals: Totals, given: Mapping[str, float | None]) -> None:

@@ -24,7 +24,7 @@ TABLE = '[[table]]\nname = "t"\nmax_size = 9\n'
 
 def read_curve(path: str) -> None:
     curve = LearningCurve(Path(path).parent)
-    curve.csv_path = Path(path)
+    curve._file.path = Path(path)
     curve.start(100, ImpalaOptions())
 
 

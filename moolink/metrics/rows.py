@@ -1,0 +1,129 @@
+"""Rows of numbers as a job goes: a CSV file, and charts of TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from moolink import files
+from moolink.errors import FileError
+
+_MOST_BYTES = 1 << 28
+
+
+class RowFile:
+    """A CSV file of numbers.
+
+    Args:
+        path: of the file.
+        what: it is, with its article, for errors.
+        key: the column that has an integer in each row; others may be empty.
+        first: the columns that it begins with.
+        only: whether it has no others.
+    """
+
+    def __init__(
+        self, path: Path, what: str, key: str, first: Sequence[str], only: bool = False
+    ) -> None:
+        self.path = path
+        self._what, self._key, self._first, self._only = what, key, tuple(first), only
+
+    def read(self) -> list[dict[str, str]]:
+        """The rows, without one that a killed process has left unfinished; none without a file.
+
+        Raises:
+            moolink.FileError: it is not such a file.
+        """
+        if not self.path.exists():
+            return []
+        text = files.read_text(self.path, self._what, _MOST_BYTES)
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        columns = tuple(reader.fieldnames or ())
+        if self._first != (columns if self._only else columns[: len(self._first)]):
+            self._raise(1, f"the columns {', '.join(self._first)}")
+        rows = []
+        try:
+            for row in reader:
+                if not self._is_row(row):
+                    self._raise(reader.line_num, f"{len(columns)} numbers")
+                rows.append(row)
+        except csv.Error:
+            self._raise(len(rows) + 2, f"{len(columns)} numbers")
+        return rows
+
+    def rewrite(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces all of it."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(columns))
+        writer.writeheader()
+        writer.writerows(rows)
+        with files.written(self.path) as file:
+            file.write(text.getvalue().encode())
+
+    def append(self, columns: Iterable[str], row: Mapping[str, Any]) -> None:
+        """Adds a row, of which values without a column are left out."""
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, list(columns), extrasaction="ignore").writerow(row)
+
+    def _is_row(self, row: Mapping[str | None, Any]) -> bool:
+        if None in row or None in row.values():  # too long, or too short
+            return False
+        try:
+            int(row[self._key])
+            for value in row.values():
+                float(value or 0)
+        except ValueError:
+            return False
+        return True
+
+    def _raise(self, line: int, expected: str) -> NoReturn:
+        raise FileError(
+            f"{self.path}: line {line} is not of {self._what}: expected {expected}; move the file "
+            "away, or mend the line",
+            path=str(self.path),
+        )
+
+
+class Charts:
+    """The rows for TensorBoard and Weights & Biases.
+
+    Args:
+        tensorboard: the folder of its files; None: none.
+        wandb: the project of Weights & Biases; None: none.
+        options: further ones of ``wandb.init``.
+    """
+
+    def __init__(self, tensorboard: Path | None, wandb: str | None, **options: Any) -> None:
+        self._folder = tensorboard
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        if wandb is not None:  # it may refuse, before anything is written
+            import wandb as package
+
+            self._wandb = package.init(project=wandb, **options)
+
+    def show(self, x: int, row: Mapping[str, float | None]) -> None:
+        """Adds the values that there are, at a place of the x axis."""
+        known = {name: value for name, value in row.items() if value is not None}
+        if self._folder is not None and self._tensorboard is None:
+            from tensorboard.summary import Writer  # only the leader needs it, for half a second
+
+            self._tensorboard = Writer(str(self._folder))
+        if self._tensorboard is not None:
+            for name, value in known.items():
+                if math.isfinite(value):
+                    self._tensorboard.add_scalar(name, value, step=x)
+            self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(known, step=x)
+
+    def close(self) -> None:
+        """Ends the files and the run."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
