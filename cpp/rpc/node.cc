@@ -53,10 +53,9 @@ bool Node::may_concern(const Uid& instance, const std::string& group) const {
   return peer != nullptr && may_concern(*peer, group);
 }
 
-bool Node::holds_token(const Uid& instance) const {
-  if (instance == config_.instance) return authenticator_->scope().empty();
+bool Node::is_confined(const Uid& instance) const {
   const Peer* peer = find_peer(instance);
-  return peer != nullptr && peer->up && peer->scope.empty();
+  return peer != nullptr && peer->up && !peer->scope.empty();
 }
 
 // After an exception the timer is due again with the next tick.

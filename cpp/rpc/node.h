@@ -144,8 +144,8 @@ class Node {
   // Whether the peer may take part in the group's traffic: it has proven the job's token, or that
   // group's key. This peer always may.
   bool may_concern(const Uid& instance, const std::string& group) const;
-  // Whether it is up, and holds the key of the whole job.
-  bool holds_token(const Uid& instance) const;
+  // Whether it is up, and its key confines it to a group.
+  bool is_confined(const Uid& instance) const;
 
   void tick(Time now);
   Time next_deadline() const { return timers_.next(); }

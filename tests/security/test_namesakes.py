@@ -245,7 +245,8 @@ def test_the_library_calls_a_member_and_not_its_namesake(job: Job) -> None:
     member = moolink.Group(job.peer("third", "a"), "a")
     for group in (*groups, member):
         group.wait_for_members(3)
-    assert groups[0]._core.name_for_calls("third") == in_group("a", "third")
+    assert learner.sync(groups[0]._core.name_for_calls("third"), "whose") == "third of a"
+    assert groups[0]._core.name_for_calls("third") == in_group("a", "third")  # it is connected
 
 
 def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:

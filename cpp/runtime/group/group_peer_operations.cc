@@ -59,8 +59,10 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
 std::string GroupPeer::name_for_calls(const std::string& member) {
   const group::MemberInfo* info = view().find(member);
   const Engine::Lock lock = rpc_->context()->lock();
-  const bool holds_token = info != nullptr && rpc_->node().holds_token(info->instance);
-  return holds_token ? member : join_names({name_, member});
+  // By the name alone, no holder of the group's key is taken for a member that is not connected
+  // yet.
+  const bool is_confined = info != nullptr && rpc_->node().is_confined(info->instance);
+  return is_confined ? join_names({name_, member}) : member;
 }
 
 bool GroupPeer::on_one_host() {
