@@ -29,7 +29,9 @@ def load_published(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
 def make_deterministic() -> None:
     """The same operation has the same bits each time, however many cores there are."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    torch.use_deterministic_algorithms(True)
+    # As use_deterministic_algorithms(True), which also imports torch's compiler: 1.4 s.
+    torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # all of it is written here
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(1)  # a sum that is divided among threads has other bits
 
