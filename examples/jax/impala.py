@@ -3,6 +3,7 @@
     moolink run -n 2 -m examples.jax.impala                              two peers and a broker
     moolink run -n 2 -m examples.jax.impala --env-id CartPole-v1         any Gymnasium environment
     python -m examples.jax.impala --connect HOST:PORT --group G          one more peer
+    moolink run -n 2 -m examples.jax.impala --deterministic              the same bits each time
     python -m examples.jax.impala --mode evaluate                        play from the checkpoint
 
 The twin of `examples/torch/impala.py`: the same options, files, numbers and checkpoints, and peers

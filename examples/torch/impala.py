@@ -3,6 +3,7 @@
     moolink run -n 2 -m examples.torch.impala                              two peers and a broker
     moolink run -n 2 -m examples.torch.impala --env-id CartPole-v1         any Gymnasium environment
     python -m examples.torch.impala --connect HOST:PORT --group G          one more peer
+    moolink run -n 2 -m examples.torch.impala --deterministic              the same bits each time
     python -m examples.torch.impala --mode evaluate                        play from the checkpoint
 
 In each peer one thread acts (`Actor`) and the main thread learns (`train`). Both spend most of
