@@ -49,9 +49,10 @@ def test_a_job_says_from_which_round_on_it_cannot_be_repeated() -> None:
     given += ["--num-peers", "2", "--log-interval", "0.5"]
     with broker() as address, killed_at_the_end() as peers, TemporaryDirectory() as folder:
         given += ["--connect", address, "--group", "job", "--save-dir", folder]
-        for name in ("first", "second"):
-            peers.append(start("-m", "examples.torch.impala", *given, "--name", name))
-        first, second = peers
+        command = ["-m", "examples.torch.impala", *given, "--name"]
+        peers.append(first := start(*command, "first"))
+        read_until(first, "new run")  # it leads, and says how the job goes
+        peers.append(second := start(*command, "second"))
         read_until(first, "of 2 peers |")
         second.kill()
         said = read_until(first, "cannot be repeated from round")
