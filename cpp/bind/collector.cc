@@ -20,8 +20,8 @@ constexpr double kLookForSignals = 0.05;  // seconds
 // the interpreter's own ratio of the two.
 constexpr int kMostPutOff = 100;
 constexpr int kOldest = 2;  // generation
-// Python 3.12's full collections freeze its immortal objects, some 400. A program freezes all that
-// it has: with numpy, over 10,000.
+// Python 3.12's full collections freeze its immortal objects, some 400. A program's gc.freeze()
+// freezes all objects: with numpy, over 10,000.
 constexpr std::size_t kFrozenByPython = 5000;
 
 struct OfThread {

@@ -347,7 +347,7 @@ void Node::delivered_result(Peer& peer, session::Deliver& delivered) {
   if (!asked) return;
   Reply reply;
   if (head.error) {
-    head.error->peer = call.peer;  // as the caller names it, and whatever the peer says
+    head.error->peer = call.peer;  // as the caller names it, whatever the peer says
     reply = std::move(*head.error);
   } else if (delivered.error) {
     reply = call_error(delivered.error.code, delivered.error.message, call, Ran::yes);

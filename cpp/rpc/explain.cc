@@ -24,7 +24,7 @@ Explanation Node::explain(Time now, const std::string& name) const {
   const PeerName of = PeerName::of(name);
   const std::set<std::string> groups = groups_of(of.name);
   const Peer* peer = receiver_of(of);
-  // The one that it can mean, though no call has made certain of it.
+  // The name can mean this holder of the token, though no call has decided that yet.
   if (peer == nullptr && !of.group.empty() && groups.contains({})) peer = find_peer(of.name, {});
   if (peer == nullptr && of.group.empty() && groups.size() == 1) {
     peer = find_peer(name, *groups.begin());

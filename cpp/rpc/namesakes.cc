@@ -2,8 +2,8 @@
 // A holder of a group's key may take any name. So a holder of the token calls a peer that holds a
 // group's key by its name alone only once no connected holder of the token knows a namesake in
 // another group; otherwise the call fails. A name with a group means a holder of the token only
-// once none of them knows a peer of the name in that group. Peers with a group's key meet no
-// namesakes.
+// once no connected holder of the token knows a peer of the name in that group. Peers with a
+// group's key meet no namesakes.
 
 #include <algorithm>
 #include <utility>
@@ -95,8 +95,8 @@ void Node::resume_calls(Time now, Search& search) {
   if (search.calls.empty() && search.services.empty()) searches_.erase(PeerName(search.of));
 }
 
-// Finds out which peer the name means, if no peer has it for certain: this takes the word of all
-// connected holders of the token. If it means none of several, the calls fail.
+// Decides which peer the name means, if that is not certain yet, once all connected holders of the
+// token have answered. If several peers have the name and it means none of them, the calls fail.
 void Node::decide(Time now, Search& search) {
   const auto& [name, group] = search.of;
   std::set<std::string> groups = groups_of(name);
@@ -105,7 +105,7 @@ void Node::decide(Time now, Search& search) {
   if (!authenticator_->scope().empty() || !has_candidate || search.calls.empty()) return;
   if (!search.namesakes) ask_namesakes(now, search);
   std::set<Uid>& asked = search.namesakes->asked;
-  // What a silent one says later counts then.
+  // The answer of a silent one counts when it comes.
   std::erase_if(asked, [&](const Uid& peer) { return !answers(now, find_peer(peer)); });
   if (!asked.empty()) return;
   groups.merge(search.namesakes->groups);
@@ -162,8 +162,8 @@ void Node::namesakes_message(Time now, Peer& from, const wire::Payload& payload)
   }
 }
 
-// A peer with the key of `group` has the name, or one with the token: what the name means alone,
-// and with that group, may have changed.
+// A peer with the key of `group` (empty: with the token) has the name. The meanings of the name
+// alone, and with that group, may have changed.
 void Node::forget_meanings(const std::string& name, const std::string& group) {
   if (mutant("late_namesake")) return;
   for (const PeerName& of : {PeerName{name, {}}, PeerName{name, group}}) {

@@ -144,7 +144,7 @@ class Node {
   // Whether the peer may take part in the group's traffic: it has proven the job's token, or that
   // group's key. This peer always may.
   bool may_concern(const Uid& instance, const std::string& group) const;
-  // Whether it is up, and its key confines it to a group.
+  // Whether the peer is up, and its key confines it to a group.
   bool is_confined(const Uid& instance) const;
 
   void tick(Time now);
@@ -363,7 +363,7 @@ class Node {
   Time warned_at_{};
   std::uint64_t last_search_ = 0;
   std::map<PeerName, Search> searches_;
-  // Names that no peer has for certain, and the peers that they mean: this node, or one that is up.
+  // Names whose meaning was not certain, and the peers that they mean: this one, or one that is up.
   std::map<PeerName, Uid> meanings_;
   std::map<std::string, Past, std::less<>> past_;  // a few
   LogLimit log_limit_;

@@ -54,11 +54,11 @@ class Unroll(abc.ABC):
 
 
 class Unit:
-    """One of the units of data of a run that can be repeated: a group of environments.
+    """A unit of data of a repeatable run: a group of environments.
 
-    Its steps act with parameters of a fixed lag: while the learner learns from an unroll, the
-    next one is played, with the parameters of the round that is as far in the learning as the step
-    is in the playing.
+    The lag of its parameters is fixed. While the learner learns from an unroll, the unit plays the
+    next one: the steps of its n-th part act with the parameters from which the learner computes the
+    n-th contribution of the other.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
         self.version = -1  # of the newest parameters
         self._owned: dict[int, int] = {}  # this peer's units: their bases
         self._units: dict[int, Unit] = {}  # those that the thread plays
-        self._published: dict[int, Any] = {}  # what `use` takes, and scales, by version
+        self._published: dict[int, Any] = {}  # arguments of `use`, and scales, by version
         self._used = -1
 
     @abc.abstractmethod
@@ -125,20 +125,20 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
         self.released.set()
 
     def statistics(self, group: int) -> tuple[Normalizer, Episodes]:
-        """Of a group of environments."""
+        """The normalizer and the episodes of a group of environments."""
         of = self._units[group] if self.o.deterministic else self.run_
         return of.normalizer, of.episodes
 
     def unrolls(self, kind: type[U], envs: Environments) -> list[U]:
-        """Those that a group fills in turn: with `--deterministic` one is played while the other
-        is learned from."""
+        """The unrolls that a group fills in turn. With `--deterministic` there are two: one is
+        played while the learner reads the other."""
         return [kind(envs, self.o) for _ in range(2 if self.o.deterministic else 1)]
 
     def finish(self, group: int, unroll: Unroll) -> None:
         """Gives the learner the batches of an unroll."""
         unit = group if self.o.deterministic else None
         counted = None
-        if unit is not None:  # not at any time: with the data that it is of
+        if unit is not None:  # statistics go with their data, not by time
             normalizer, episodes = self.statistics(unit)
             counted = normalizer.take(), episodes.take()
         for batch in unroll.batches(self.o.batch_size):
@@ -181,7 +181,7 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
                 del self._published[version]
 
     def _follow(self, owned: dict[int, int]) -> None:
-        """Begins to play units that are new here, and ends those that are others' now."""
+        """Begins to play the units that are new here, and ends those that have moved away."""
         for number, unit in list(self._units.items()):
             if owned.get(number) != unit.base:
                 self.envs.append(self._units.pop(number).envs)  # for another unit

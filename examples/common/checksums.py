@@ -1,4 +1,4 @@
-"""The checksums of a run that can be repeated: two runs are the same if these files are."""
+"""The checksums of a repeatable run: two runs are the same if these files are equal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Checksums:
     parameters and buffers."""
 
     def __init__(self, directory: Path, version: int) -> None:
-        """Goes on after the line of the version before this one; later ones were of a job that
-        went on after its checkpoint. Raises OSError or moolink.FileError."""
+        """Keeps the lines of versions before this one; a job wrote the others after its last
+        checkpoint. Raises OSError or moolink.FileError."""
         self._path = directory / NAME
         self._last = version - 1  # of those in the file
         text = files.read_text(self._path, "checksums", _MOST_BYTES) if self._path.exists() else ""

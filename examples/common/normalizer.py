@@ -36,7 +36,7 @@ class Normalizer:
         self._total = {name: _moments(shape) for name, shape in shapes.items()}
         self._new = {name: _moments(shape) for name, shape in shapes.items()}
         self.scale: dict[str, tuple[Any, Any]] = dict.fromkeys(shapes, (0.0, 1.0))
-        """By which values are normalised: (mean, 1 / deviation) of each name."""
+        """The (mean, 1 / deviation) of each name, with which values are normalised."""
         self._rows: dict[str, NDArray[np.float64]] = {}  # new moments of each unit
         self._turns = 0
         self._pending: tuple[Any, dict[str, NDArray[np.float64]]] | None = None
@@ -89,23 +89,23 @@ class Normalizer:
                 self._new = {name: np.zeros_like(x) for name, x in mine.items()}
             self._pending = group.all_reduce("normalizer", mine), mine
 
-    # For runs that can be repeated: each unit of data counts in a normalizer of its own.
+    # For repeatable runs: each unit of data has a normalizer of its own.
 
     def take(self) -> dict[str, NDArray[np.float64]]:
-        """What this normalizer has counted since the last call."""
+        """The moments that this normalizer has counted since the last call."""
         with self._lock:
             mine, self._new = self._new, {name: np.zeros_like(x) for name, x in self._new.items()}
         return mine
 
     def add(self, unit: int, units: int, moments: Mapping[str, NDArray[np.float64]]) -> None:
-        """Takes what a unit, one of `units`, has counted, for the next `exchange_in_order`."""
+        """Adds the moments of a unit, one of `units`, to the next `exchange_in_order`."""
         for name, x in moments.items():
             rows = self._rows.setdefault(name, np.zeros((units, *x.shape)))
             rows[unit] += x
 
     def exchange_in_order(self, group: moolink.Group, name: str) -> None:
-        """Adds what the units of all members have counted, in the units' order; waits for it. If
-        the membership changes meanwhile, these data go with the next exchange."""
+        """Adds the new moments of all members' units, in the units' order, and waits for them. If
+        the exchange fails, as when the membership changes, the next one has these moments, too."""
         try:
             sums = group.all_reduce(name, self._rows).result()
         except moolink.Error:

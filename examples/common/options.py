@@ -346,9 +346,9 @@ class ImpalaOptions(GroupOptions):
             )
         if self.num_groups != 1 or self.parallel_gradients != 1 or self.virtual_batch_size:
             raise OptionError(
-                "--deterministic needs one group a unit, rounds of one contribution of each, and "
-                "one round at a time: leave out --num-groups, --virtual-batch-size and "
-                "--parallel-gradients"
+                "--deterministic needs one group for each unit, one contribution of each unit "
+                "in a round, and one round at a time: leave out --num-groups, "
+                "--virtual-batch-size and --parallel-gradients"
             )
 
     def preset(self) -> None:

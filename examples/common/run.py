@@ -46,7 +46,7 @@ class Episodes:
             self._return += int(np.rint(returns * THOUSANDTHS).sum())
 
     def give(self, counters: Mapping[str, int]) -> None:
-        """Adds what `take` of another returned."""
+        """Adds the counters that `take` of another has returned."""
         with self._lock:
             self._count += counters["episodes"]
             self._return += counters["return_thousandths"]
@@ -162,7 +162,7 @@ class Run(Job):
 
     def turn(self, step: Any) -> bool:
         """Reports and saves when it is time to. Returns whether the peers are complete: a new job
-        waits for them for some seconds."""
+        waits for them for some seconds, a repeatable one without a limit."""
         self.totals = step.totals
         self.idle()
         if not self._is_repeatable:
@@ -188,7 +188,7 @@ class Run(Job):
         return True
 
     def _begin_round(self, step: Any) -> None:
-        """What each peer of a repeatable run does at the same version."""
+        """Begins a round of a repeatable run: each peer does this at the same version."""
         o: Any = self.options
         self._note_checksum()
         if step.stats is not None and step.stats.get("moved_units"):

@@ -17,8 +17,8 @@ Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
 
 
 def configure(o: Options, one_thread: bool = False) -> None:
-    """Chooses device and threads; called before JAX computes anything. `one_thread`: the same
-    operation has the same bits, however many cores there are."""
+    """Chooses device and threads; called before JAX computes anything. With `one_thread`, an
+    operation has the same bits for any number of cores."""
     if o.device != "auto":
         jax.config.update("jax_platforms", o.device)
     if o.cores == 1 or one_thread:  # XLA's threads would only wake each other up

@@ -87,12 +87,13 @@ class AccumulatorBase(Adapter, Closing):
         sync_every: rounds between two versions of the parameters that this peer takes over from
             the leader, whatever its own optimizer has computed; 0: none. None: 1 while the leader
             computes in another framework (see :attr:`framework`), else 0.
-        units: for runs that can be repeated (docs/repeatable.md), the number of units of data,
-            1 to 128. Each belongs to one member; members have equal shares. A round is exactly
-            one contribution of each unit, summed by :func:`moolink.ordered_sum`, so its bits
-            depend on these gradients alone, not on the number of members. :attr:`unit` is the one
-            whose gradient is wanted. The virtual batch size follows from it, and one round is
-            under way at once. A bucket is as large as this many gradients.
+        units: for repeatable runs (docs/repeatable.md), the number of units of data, 1 to 128.
+            Each unit belongs to one member; the members' shares differ by at most one unit. A
+            round is exactly one contribution of each unit, summed by :func:`moolink.ordered_sum`,
+            so its bits depend on these gradients alone, not on the number of members.
+            :attr:`unit` is the unit whose gradient is wanted. The virtual batch size follows from
+            ``units``, and only one round is under way at once. A bucket is as large as the
+            gradients of all units.
 
     ``max_grad_norm``, ``on_nonfinite`` and ``units`` are part of the model's layout: a peer with
     other ones is refused, for its parameters would drift away.
@@ -343,7 +344,7 @@ class AccumulatorBase(Adapter, Closing):
 
     @property
     def own_units(self) -> list[int]:
-        """With ``units``: those of this member among the group's members of now, ascending."""
+        """With ``units``: the units of this member in the current membership, ascending."""
         return self._core.own_units() if isinstance(self._core, OrderedCore) else []
 
     def has_gradients(self) -> bool:

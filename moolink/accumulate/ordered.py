@@ -1,10 +1,9 @@
 """Rounds of exactly one gradient of each unit of data, which are summed in the units' order.
 
-Floating-point sums depend on their order, and the order in which a group adds depends on how many
-members there are and where they run. So each gradient travels in a row of its own: a bucket has a
-row for each unit, and those of other members' units are zeros. The group's sum of the buckets then
-adds nothing but zeros to a gradient, in whatever order, and every member adds the rows itself, by
-one fixed tree.
+Floating-point sums depend on their order, and the order in which a group adds depends on the number
+of its members and on their hosts. So each gradient travels in a row of its own: a bucket has a row
+for each unit, and the rows of other members' units are zeros. The group's sum of the buckets then
+adds only zeros to a gradient, in any order. Every member adds the rows itself, by one fixed tree.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from moolink.reports import GradientStats
 
 MOST_UNITS = 128  # each is a counter of the round
-_PREFIX = "moolink.unit "  # of the counters that say who made a unit's gradient, of which version
+_PREFIX = "moolink.unit "  # of the counters with a unit's maker and version, see OrderedCore
 _WEIGHT = "moolink.weight"  # the counter of the batch sizes
 _MAKER_BITS = 31
 _VERSION_BITS = 32
@@ -33,10 +32,10 @@ _VERSION_BITS = 32
 def ordered_sum(rows: Any) -> npt.NDArray[Any]:
     """Sums along the first axis by a fixed tree: neighbours first, then the sums of neighbours.
 
-    So the bits depend on the rows and their number alone. To sum anything repeatably over a group,
-    whatever its members are, give each unit of data a row: every member fills the rows of its own
-    units and leaves zeros in the others, ``group.all_reduce`` puts the rows together, and this
-    function sums them.
+    So the bits depend on the rows and their number alone. To sum values over a group with the same
+    bits for any members, give each unit of data a row: every member fills the rows of its own units
+    and leaves zeros in the others, ``group.all_reduce`` puts the rows together, and this function
+    sums them.
 
     Args:
         rows: an array of shape ``(n, ...)``, n at least 1; it is not changed.
@@ -53,26 +52,27 @@ def ordered_sum(rows: Any) -> npt.NDArray[Any]:
 
 
 def add_in_order(rows: Sequence[npt.NDArray[Any]]) -> None:
-    """Adds the rows into the first, by the tree of ``ordered_sum``. The others are undefined."""
+    """Adds the rows into the first by the tree of ``ordered_sum``; leaves the others undefined."""
     step = 1
     while step < len(rows):
         for i in range(0, len(rows) - step, 2 * step):
             rows[i] += rows[i + step]  # in place
         step *= 2
-    # Zeros of other members turn -0 into 0, but nothing does where there are none.
+    # Adding other members' zeros turns -0 into 0. A member alone must have the same bits.
     rows[0] += 0
 
 
 def owner_of(unit: int, units: int, members: int) -> int:
-    """The rank of the member whose unit it is: members have equal shares of neighbours."""
+    """The rank of a unit's owner: neighbours, in shares that differ by at most one unit."""
     return unit * members // units
 
 
 class OrderedCore(AccumulatorCore):
-    """A core with a row in its bucket for each unit. To the adapters it is one of a single row.
+    """A core whose bucket has a row for each unit. Adapters see a bucket of a single row.
 
     A member contributes once a round: when it has the gradients of all its units. Until a round
-    shows that contribution, its units are not asked for again.
+    shows that contribution, it is not asked for these units again. Counters carry, for each unit,
+    the id of its maker (the member that computed its gradient) and the version of the parameters.
 
     Args:
         sections: (dtype, elements) of one gradient.
@@ -112,7 +112,7 @@ class OrderedCore(AccumulatorCore):
         return next((unit for unit in self.own_units() if unit not in has), None)
 
     def own_units(self) -> list[int]:
-        """Those of this member."""
+        """The units of this member."""
         rank, members = self._group._core.rank(), self._group._core.participants()
         return [
             unit
@@ -132,7 +132,7 @@ class OrderedCore(AccumulatorCore):
 
     def why_not_wanted(self) -> str:
         if super().wants_gradients() and self.unit() is None:
-            return "the units of data are with the other members, or wait for their round"
+            return "this member has no units of data, or they wait for their round"
         return super().why_not_wanted()
 
     def bucket(self) -> npt.NDArray[np.uint8]:
@@ -148,8 +148,8 @@ class OrderedCore(AccumulatorCore):
         return super().gather(dtype, moved, factor, clear)
 
     def offer(self, batch_size: int, counters: Mapping[str, int]) -> None:
-        """Also with a batch size of 0 after a ``gather`` the gradient is in the round: it is not
-        finite, and then no member applies the round."""
+        """After a ``gather``, the gradient is in the round even with a batch size of 0: it is not
+        finite, so that no member applies the round."""
         for name, value in counters.items():
             self._counters[name] = self._counters.get(name, 0) + value
         if self._batch is None:
@@ -176,7 +176,8 @@ class OrderedCore(AccumulatorCore):
 
     def offer_unwritten(self, batch_size: int, counters: Mapping[str, int]) -> None:
         raise RuntimeError(
-            "reduce_during_backward() has no order of sums: with units= use reduce_gradients()"
+            "reduce_during_backward() has no fixed order of sums: with units= use "
+            "reduce_gradients()"
         )
 
     def take_result(self) -> npt.NDArray[np.uint8] | None:
@@ -195,9 +196,9 @@ class OrderedCore(AccumulatorCore):
         return row
 
     def _check(self, stats: GradientStats) -> list[int]:
-        """Takes note of a round. Returns the units with not exactly one gradient of the newest
-        parameters, or with one of another member than in the round before."""
-        version = self.model_version()  # which the round leads to
+        """Records a round. Returns the units that had not exactly one gradient of the newest
+        parameters, or that had one of another member than in the round before."""
+        version = self.model_version()  # that the round leads to
         if self._group.rpc.get_name() in stats["contributions"]:
             self._offered.clear()
         self._given.clear()
@@ -214,9 +215,9 @@ class OrderedCore(AccumulatorCore):
         ]
         if moved:
             logs.logger.warning(
-                "runs are repeatable up to round %d: in round %d the data of units %s came from "
-                "other members than before, or not once. A run in which the members do not change "
-                "is repeatable",
+                "this run is repeatable up to round %d: in round %d the gradients of units %s came "
+                "from other members than before, or not exactly once. A run in which the members "
+                "do not change is repeatable",
                 version - 1,
                 version,
                 ", ".join(map(str, moved)),
@@ -239,7 +240,9 @@ class OrderedCore(AccumulatorCore):
         self._offered.clear()
 
     def set_virtual_batch_size(self, size: int) -> None:
-        raise ValueError("with units= a round is one contribution of each: it has no other size")
+        raise ValueError(
+            "with units= a round is one contribution of each unit: it has no other size"
+        )
 
     def set_parallel_gradients(self, rounds: int) -> None:
         if rounds != 1:

@@ -187,8 +187,9 @@ def leave_together(
             elif sync.takes_over and not has_leaders:
                 raise _left_behind(version, leader, accumulator.framework)
         alone = accumulator.is_leader() or group.members() == [own]
-        # Who has followed no leader yet has its own parameters, or all of a leader's state. It may
-        # be at its end already: a resumed loop, or a newcomer, while the membership changes.
+        # A member that has followed no leader yet has its own parameters, or all of a leader's
+        # state. It may be at its end already: a resumed loop, or a newcomer, while the membership
+        # changes.
         if leader and not has_last and (alone or sync.is_refused):
             raise _left_behind(version, leader, accumulator.framework)
         if accumulator.is_leader():

@@ -43,7 +43,7 @@ class TrainingStep:
             that no round had is 0.
         stats: of the round applied last (``get_gradient_stats()``), here or, after a resume, in the
             checkpoint; None before the first.
-        unit: with the accumulator's ``units``, the one whose gradient the turn is for; else None.
+        unit: with the accumulator's ``units``, the unit that the turn computes; else None.
     """
 
     _run_log: RunLog | None = None

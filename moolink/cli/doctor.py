@@ -133,9 +133,9 @@ def _core() -> Finding:
 
 
 def _loaded_core() -> ModuleType:
-    """The extension; raises ImportError for one of other sources, which may lack what is asked."""
+    """The extension module; ImportError if other sources built it: it may lack functions."""
     if why_stale() is not None:
-        raise ImportError("the core is of other sources")
+        raise ImportError("the extension module was built from other sources")
     return importlib.import_module("moolink._core")
 
 

@@ -62,7 +62,7 @@ class Growth:
 class Member:
     """A peer that is or was a member of a group, or connected to the broker."""
 
-    peer: str  # its name for calls of the broker, which is certain
+    peer: str  # the unique name with which the broker calls it
     groups: list[str]
     joined: float  # Unix time, as the broker has seen it
     gone: float | None = None
@@ -85,7 +85,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Its name, which a peer with another group's key may have, too."""
+        """Its name; a peer with another group's key may have the same one."""
         return naming.split(self.peer)[1]
 
     @property
@@ -152,10 +152,10 @@ class Member:
         )
 
     def left(self, why: str) -> None:
-        """It has gone; `why` is the reason that the broker's connection gives, if it does."""
+        """It has gone; `why` is the broker's connection's reason; \"\": it has none."""
         self.closed = why.startswith(_CLOSED)
         if not why:
-            self.why = "how it has ended is not known: another peer has its name"
+            self.why = "the reason is unknown: another peer has its name"
         elif self.closed:
             self.why = ""
         elif self.suspected:
@@ -173,8 +173,8 @@ class Member:
 class Job:
     """Members, their last reports, and the events of the job.
 
-    A member is known by its name for calls of the broker (naming.of_peer), here called `peer`: two
-    groups may have members of one name.
+    A member is identified by the name with which the broker calls it (naming.of_peer), here called
+    `peer`: two groups may have members of one name.
     """
 
     def __init__(self, now: float) -> None:
@@ -225,7 +225,7 @@ class Job:
         return gone
 
     def _member_of(self, group: str, name: str, connected: Collection[str]) -> str:
-        """The peer that is the group's member of this name: one that is connected, or that was."""
+        """The peer that is the group's member of this name; it is connected, or was."""
         of_group = naming.joined(group, name)
         if of_group in connected or name in connected:
             return of_group if of_group in connected else name
@@ -313,7 +313,7 @@ class Job:
 
     def families(self, others: Mapping[str, tuple[str, list[Family]]]) -> list[Family]:
         """The metrics of all present members and of other peers, labelled with `peer`, and with
-        `peer_group` if it has shown a group's key.
+        `peer_group` if the peer has shown a group's key.
 
         The metrics of a process count once, at the first of its peers.
 

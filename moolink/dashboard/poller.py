@@ -101,7 +101,7 @@ class Poller:
             connected = {peer for peer, one in known.items() if one["connected"]}
             for peer in self._job.view(now, groups, connected):
                 self._calls.pop(peer, None)
-                told = rpc.explain(peer)  # perhaps of a namesake
+                told = rpc.explain(peer)  # it may describe a namesake
                 self._job.left(now, peer, "" if told["connected"] else told["reason"])
             for peer, one in known.items():
                 self._job.connection(peer, one["path"], one["latency"], one["suspected"])
@@ -109,7 +109,7 @@ class Poller:
             for peer in there:
                 self._take(now, peer)
             self._job.tick(now)
-        # A call of one that is lost for the moment would reach its namesake.
+        # A call to a member without a connection could reach its namesake.
         taken = {naming.split(peer)[1] for peer in connected}
         for peer in there:
             is_certain = peer in connected or naming.split(peer)[1] not in taken

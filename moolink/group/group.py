@@ -79,9 +79,8 @@ class Group(Closing):
         changed = self._take_over() or self._is_untold
         self._is_untold = False
         if changed:
-            with (
-                contextlib.ExitStack() as calls
-            ):  # all are called, in their order, even if one raises
+            # All callbacks are called, in their order, even if one raises.
+            with contextlib.ExitStack() as calls:
                 for callback in reversed(self._callbacks):
                     calls.callback(callback, self)
         return changed

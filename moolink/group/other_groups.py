@@ -20,7 +20,7 @@ _MOST_SHOWN = 3
 
 class OtherGroups:
     """The other groups at the broker that have fewer members than this one waits for. The broker
-    is asked while the group waits for its members, so the answer costs no time of its own.
+    is asked while the group waits for its members, so the answer delays nothing.
 
     Args:
         rpc: this peer.
@@ -41,10 +41,10 @@ class OtherGroups:
         self._answer: Future | None = None
         self._gives_up = 0.0  # when the answer is no longer waited for
         now = time.monotonic()
-        self._last = max(now, self._deadline - _PATIENCE)  # when to ask for an answer in time
+        self._last = max(now, self._deadline - _PATIENCE)  # the last time to ask
         self._asks = min(now + _LOOK_AROUND, self._last)
         self.hint = ""
-        """Names them; empty: there are none, or the broker has not told."""
+        """Names these groups; empty: there are none, or the broker has not answered."""
 
     def turn(self) -> float | None:
         """Seconds for which to wait before `look` is called; None: no limit."""
@@ -55,7 +55,7 @@ class OtherGroups:
 
     def look(self) -> bool:
         """Asks the broker if that is due, or takes its answer if it is there. Returns whether it
-        has told of such groups."""
+        has named such groups."""
         now = time.monotonic()
         if self._answer is not None and self._answer.done():
             self.hint = self._hint(self._answer)

@@ -1,6 +1,6 @@
-"""Whether moolink's extension module is there, and of these sources. Needs neither it nor numpy.
+"""Whether moolink's extension module is there, and built from these sources. Needs no numpy.
 
-The build runs this file, too, for the digest that the extension keeps: it prints C++.
+The build also runs this file: it prints C++ with the digest of the sources, for the module to keep.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def why_no_core() -> str | None:
 
 
 def why_stale() -> str | None:
-    """That the extension module was built from other C++ sources than those of this checkout, and
-    the remedy. None: from these ones, or there is no checkout.
+    """A message if the extension module was built from other C++ sources than this checkout's, with
+    the remedy. None: it was built from these, or there is no checkout.
 
-    Costs the modification times of some thirty folders, unless one is later than the module's: git
-    replaces files, which changes their folder. Then it reads the sources.
+    Reads the modification times of some thirty folders, and the sources only if one of these is
+    later than the module's: git replaces files, which changes the time of their folder.
     """
     sources = _PACKAGE.parent / "cpp"
     spec = importlib.util.find_spec("moolink._core")
@@ -63,7 +63,7 @@ def why_stale() -> str | None:
 
 
 def digest(sources: Path) -> str:
-    """Of the names and contents of the C++ files in a folder: 64 hexadecimal digits."""
+    """SHA-256 of the names and contents of a folder's C++ files: 64 hexadecimal digits."""
     files = [*sources.rglob("[!.]*.cc"), *sources.rglob("[!.]*.h")]
     lines = [
         f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.relative_to(sources).as_posix()}"

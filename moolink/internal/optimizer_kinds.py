@@ -1,4 +1,4 @@
-"""Whether a state that came, by a checkpoint or from a member, is of an optimizer of this kind."""
+"""Checks that a checkpoint's or a member's state is of the same kind of optimizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def require_same_kind(state: Mapping[str, Any], kept: Collection[str], by: str) -> None:
     """Raises ValueError if a state is not of an optimizer that keeps these moments.
 
-    One that has made no update has none of them, and SGD without momentum never has any: then
-    ``keeps`` tells, which states of earlier versions lack.
+    A state has no moments before the first update, nor ever for SGD without momentum. Then
+    ``keeps`` names those that its optimizer keeps. States of earlier versions lack it.
     """
     theirs = set(state["moments"])
     if not theirs:
@@ -19,6 +19,6 @@ def require_same_kind(state: Mapping[str, Any], kept: Collection[str], by: str) 
         kept = set(kept) - optional
     if theirs != set(kept):
         raise ValueError(
-            f"the state that came has {sorted(theirs)}, and {by} {sorted(kept)}: use the same "
-            "optimizer at every member"
+            f"the state that came has {sorted(theirs)}, and {by} has {sorted(kept)}: use the "
+            "same optimizer at every member"
         )

@@ -20,8 +20,8 @@ def optimizer_state(state: Any) -> dict[str, Any] | None:
     """Returns the state of ``optax.adam``, ``rmsprop`` or ``sgd`` for members of any framework.
 
     ``count`` is the number of updates, and ``moments`` has ``mean``, ``mean_of_squares`` or
-    ``momentum``: lists of arrays in the order of the parameters, whose names ``keeps`` has, too.
-    None: the state holds more than these, such as hyperparameters.
+    ``momentum``: lists of arrays in the order of the parameters. ``keeps`` is the list of the
+    names in ``moments``. None: the state holds more than these, such as hyperparameters.
     """
     portable: dict[str, Any] = {"count": 0, "moments": {}}
     return portable | {"keeps": list(portable["moments"])} if _take(state, portable) else None
@@ -37,8 +37,8 @@ def load_optimizer_state(like: Any, state: Mapping[str, Any]) -> Any:
     mine = optimizer_state(like)
     if mine is None:
         raise ValueError(
-            f"the state that came has {sorted(state['moments'])}, and this peer's optimizer other "
-            "values: use the same optimizer at every member"
+            f"the state that came has {sorted(state['moments'])}, and this peer's optimizer has "
+            "other values: use the same optimizer at every member"
         )
     require_same_kind(state, mine["moments"], "this peer's optimizer")
     return _put(like, state)

@@ -94,8 +94,8 @@ class Job:
         token_file: file of the job's token; ``None``: ``$MOOLINK_TOKEN_FILE``, or the user's own.
         insecure: whether peers show no token and ask for none.
         broker: ``HOST:PORT`` of a running broker; ``None``: one is started with the job.
-        grace: seconds between SIGTERM and SIGKILL when the job is ended. Processes that end earlier
-            are not waited for, and a second signal to the launcher does not wait.
+        grace: seconds between SIGTERM and SIGKILL when the job is ended. The job ends as soon as
+            all processes have ended. A second signal to the launcher kills them at once.
 
     Raises:
         ValueError: an argument is invalid. The message names the key.

@@ -57,7 +57,7 @@ class Rounds:
         self._own: dict[str, int] = {}
         self.totals: Mapping[str, int] = {}  # of the loop: those of the whole job
         self.target: Mapping[str, int] = {}  # of these totals, if the loop has one
-        self.are_of_units = False  # of the accumulator's `units`
+        self.are_of_units = False  # whether the accumulator has `units`
         self._virtual_batch_size = 1
         self._contributed = 0  # batch of this peer since the last round
         self._since = 0.0  # time of the first contribution since then
@@ -88,7 +88,7 @@ class Rounds:
 
     def _shortfall(self) -> str:
         if self.are_of_units:
-            return "it lacks the units of data of other members: their loops must contribute them"
+            return "units of data of other members are missing: their loops must contribute them"
         return (
             f"this peer has contributed {self._contributed:,} of {self._virtual_batch_size:,}; if "
             "this is not intended, call set_virtual_batch_size() with less, or contribute larger "

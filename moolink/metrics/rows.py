@@ -1,4 +1,4 @@
-"""Rows of numbers as a job goes: a CSV file, and charts of TensorBoard and Weights & Biases."""
+"""Rows of numbers during a job: a CSV file, and charts of TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RowFile:
 
     Args:
         path: of the file.
-        what: it is, with its article, for errors.
+        what: a name for its content, with its article, for errors.
         key: the column that has an integer in each row; others may be empty.
-        first: the columns that it begins with.
-        only: whether it has no others.
+        first: its first columns.
+        only: whether it has no other columns.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class RowFile:
         self._what, self._key, self._first, self._only = what, key, tuple(first), only
 
     def read(self) -> list[dict[str, str]]:
-        """The rows, without one that a killed process has left unfinished; none without a file.
+        """The rows, without an unfinished one of a killed process; no rows if there is no file.
 
         Raises:
             moolink.FileError: it is not such a file.
@@ -65,7 +65,7 @@ class RowFile:
             file.write(text.getvalue().encode())
 
     def append(self, columns: Iterable[str], row: Mapping[str, Any]) -> None:
-        """Adds a row, of which values without a column are left out."""
+        """Adds a row. Values without a column are left out."""
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, list(columns), extrasaction="ignore").writerow(row)
 
@@ -82,8 +82,8 @@ class RowFile:
 
     def _raise(self, line: int, expected: str) -> NoReturn:
         raise FileError(
-            f"{self.path}: line {line} is not of {self._what}: expected {expected}; move the file "
-            "away, or mend the line",
+            f"{self.path}: line {line} does not belong to {self._what}: expected {expected}; move "
+            "the file away, or mend the line",
             path=str(self.path),
         )
 
@@ -107,7 +107,7 @@ class Charts:
             self._wandb = package.init(project=wandb, **options)
 
     def show(self, x: int, row: Mapping[str, float | None]) -> None:
-        """Adds the values that there are, at a place of the x axis."""
+        """Adds the values that are not None, at position `x` of the x axis."""
         known = {name: value for name, value in row.items() if value is not None}
         if self._folder is not None and self._tensorboard is None:
             from tensorboard.summary import Writer  # only the leader needs it, for half a second

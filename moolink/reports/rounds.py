@@ -39,9 +39,9 @@ class GradientStats(TypedDict):
             for it.
         skipped_rounds: left out at this peer by ``on_nonfinite="skip"``.
         skipped_contributions: left out at this peer by ``on_nonfinite="skip"``.
-        moved_units: of an accumulator with ``units``: those with not exactly one gradient of the
-            newest parameters, or with one of another member than in the round before. While it is
-            empty, the run can be repeated.
+        moved_units: of an accumulator with ``units``: the units that had not exactly one gradient
+            of the newest parameters, or that had one of another member than in the round before.
+            A run is repeatable as long as it is empty.
     """
 
     batch_size: int

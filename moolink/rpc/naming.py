@@ -20,10 +20,10 @@ def in_group(group: str, name: str) -> str:
 
     It is for the calls of an `Rpc`, as ``rpc.sync(in_group("pong", "server"), "f")``, for
     ``rpc.explain``, and for subscribers, writers and clients, which take names of peers. It means
-    the peer of that name that holds the group's key, or if no connected peer of the whole job knows
-    one, the peer of the whole job that has the name, the caller too. Without it, a peer that holds
-    the token calls a peer with a group's key only if no other group has a peer of the name;
-    otherwise the call fails with an error that names the groups.
+    the peer of that name that holds the group's key. If no connected holder of the token knows one,
+    it means the holder of the token of that name, which may be the caller. Without ``in_group``, a
+    peer that holds the token calls a peer with a group's key only if no other group has a peer of
+    the name; otherwise the call fails with an error that names the groups.
 
     Args:
         group: the group's name.
@@ -41,7 +41,7 @@ def in_group(group: str, name: str) -> str:
 
 
 def joined(group: str, name: str) -> str:
-    """As :func:`in_group`, of what is known to be names."""
+    """As :func:`in_group`, for arguments that are known to be names."""
     return f"{group}{_BETWEEN}{name}"
 
 
@@ -57,12 +57,12 @@ def text(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """The same in quotes, for a message."""
+    """Returns a name for calls as users are shown it, in quotes."""
     return repr(text(name))
 
 
 def without_group(name: str, what: str) -> str:
-    """Returns the name, if it is not from :func:`in_group`.
+    """Returns the name; refuses one from :func:`in_group`.
 
     Raises:
         TypeError: it is not a str.
@@ -114,6 +114,6 @@ def make_id(rpc: Rpc) -> str:
 
 
 def gone(rpc: Rpc, ids: Iterable[str]) -> list[str]:
-    """Those of the ids, which peers have made by :func:`make_id`, whose peers are not connected."""
+    """The ids from :func:`make_id` whose peers are not connected."""
     there = all_connected(rpc)
     return [one for one in ids if of_peer(rpc, *split(one.rpartition("/")[0])) not in there]

@@ -126,7 +126,7 @@ def test_a_job_that_is_over_at_its_start_ends_before_a_leader_was_seen(
     until(lambda: first._group.update() or first._group.members() == ["peer-0"], "the group")
     with moolink.Rpc("peer-1") as rpc, moolink.Group(rpc, "group") as group:
         rpc.connect(broker_address)
-        # The membership changes, which lasts until the second member has an accumulator.
+        # This membership change lasts until the second member has an accumulator.
         until(lambda: "of peer 'peer-0' waits for: 'peer-1'" in moolink.dump(), "the change")
         learner = Learner(Member(first), totals={"turns": 2})
         learner.thread.start()

@@ -115,7 +115,7 @@ def test_a_virtual_batch_size_that_is_not_reached_is_told(
     report = peer._rounds.report()
     assert report is not None
     assert report["still"] == 42
-    assert report["awaited"].startswith(  # the page says before it: waits for
+    assert report["awaited"].startswith(  # the page puts "waits for" before it
         "the virtual batch size to be reached: this peer has contributed 5,000 of 1,000,000"
     )
     until(

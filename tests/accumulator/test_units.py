@@ -17,7 +17,7 @@ ROUNDS = 6
 
 
 class Peer:
-    """A learner in a thread of its own, as in a process of its own."""
+    """A learner in a thread, as it is otherwise in a process."""
 
     def __init__(self, make: Make, name: str, units: int, **options: Any) -> None:
         torch.manual_seed(3)  # one model in every run
@@ -75,7 +75,7 @@ def units_of(peer: Peer) -> int:
 
 
 def data(unit: int, version: int) -> tuple[int, torch.Tensor]:
-    """Batch size and inputs of a unit, of very different sizes."""
+    """Batch size and inputs of a unit; the inputs of units differ in magnitude."""
     generator = torch.Generator().manual_seed(1000 * unit + version)
     return 2 + unit % 3, torch.randn(5, 7, generator=generator) * 10.0 ** (unit % 4)
 
@@ -179,7 +179,7 @@ def test_the_units_of_a_member_that_leaves_move_to_the_others(make: Make) -> Non
     others = sorted(leaves.units[0])
     moved = [units for units in stays.moved if units]
     assert moved == [others]  # said once, in the round in which it happened
-    # This data depends on nothing but unit and version, so the bits are those of a run alone.
+    # The data depends on unit and version only, so the bits are those of a run alone.
     close(stays)
     alone = Peer(make, "alone", 4)
     alone.start(1)
@@ -200,7 +200,7 @@ def test_a_member_that_joins_gets_units(make: Make) -> None:
     assert first.bits[-1] == second.bits[-1]
     assert sorted(first.units[199] + second.units[199]) == [0, 1, 2, 3]
     assert [2, 3] in first.moved
-    assert sum(map(bool, first.moved)) <= 2  # the state that comes may cost a round
+    assert sum(map(bool, first.moved)) <= 2  # the transfer of the state may cost a round
 
 
 def test_an_observer_has_no_units(make: Make) -> None:
@@ -228,16 +228,19 @@ def test_members_have_the_same_number_of_units(make: Make) -> None:
     assert "units=3" in errors[0]
 
 
-def test_what_has_no_order_is_refused(make: Make) -> None:
+def test_settings_without_a_fixed_order_are_refused(make: Make) -> None:
     leaves = parameters()
     peer = make("peer", leaves, units=2)
     connect([peer])
-    with pytest.raises(ValueError, match="units= a round is one contribution of each"):
+    with pytest.raises(ValueError, match="units= a round is one contribution of each unit"):
         peer.set_virtual_batch_size(4)
     with pytest.raises(ValueError, match="one round is under way at once, not 2"):
         peer.set_parallel_gradients(2)
     peer.set_parallel_gradients(1)
-    with pytest.raises(RuntimeError, match="no order of sums"), peer.reduce_during_backward(1):
+    with (
+        pytest.raises(RuntimeError, match="no fixed order of sums"),
+        peer.reduce_during_backward(1),
+    ):
         pass
     for units in (0, 129):
         with pytest.raises(ValueError, match="units"):

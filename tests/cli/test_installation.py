@@ -87,7 +87,7 @@ def test_other_commands_take_one_line(sources: Path) -> None:
 
 
 def stand_in(sources: Path, built_of: str, modified: float) -> None:
-    """An extension module of that digest and modification time, beside C++ sources of now."""
+    """Writes an extension module with this digest and modification time, and C++ sources."""
     (sources / "cpp" / "bind").mkdir(parents=True, exist_ok=True)
     (sources / "cpp" / "bind" / "module.cc").write_text("int now;")
     core = sources / "moolink" / "_core.py"
@@ -124,7 +124,7 @@ def test_doctor_names_an_extension_of_other_sources(sources: Path) -> None:
     assert OF_OTHERS in core["text"]
 
 
-def test_the_extension_is_of_these_sources() -> None:
+def test_the_extension_was_built_from_these_sources() -> None:
     checkout = PACKAGE.parent / "cpp"
     assert _core.sources_digest() == digest(checkout), "the extension is stale: run `make dev`"
 

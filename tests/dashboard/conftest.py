@@ -19,7 +19,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def guarded() -> Iterator[Served]:
-    """Of a job with a token, whose groups have keys of their own."""
+    """A dashboard of a job with a token, whose groups have keys of their own."""
     one = Served(tokens.new())
     yield one
     one.close()

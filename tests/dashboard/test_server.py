@@ -183,9 +183,9 @@ def test_members_of_one_name_in_two_groups(guarded: Served) -> None:
         waiting.until(lambda: rows()["a", "x"] in ("left", "gone"), "the end of one", 0.1)
     waiting.until(lambda: rows()["", "x"] in ("left", "gone"), "the end of another", 0.1)
     assert rows()["b", "x"] == "up"
-    # No state of another one is taken for how they have ended.
+    # The connection of a namesake gives no reason for their ends.
     ends = [member["why"] for member in guarded.job()["members"] if member["state"] == "gone"]
-    assert set(ends) <= {"how it has ended is not known: another peer has its name"}
+    assert set(ends) <= {"the reason is unknown: another peer has its name"}
 
 
 def test_a_member_that_reports_nonsense_is_shown_as_silent(served: Served) -> None:

@@ -160,7 +160,7 @@ def test_a_limit_that_denies_memory_is_named() -> None:
     assert works == str(10 << 20)
 
 
-# A member of a group that can open no more files before it has met the other one.
+# A member that can open no more files before it has met the other member.
 SHORT_OF_FILES = """
 import contextlib, os, resource, sys
 import numpy as np

@@ -98,7 +98,7 @@ def test_a_wait_for_members_lasts_no_longer_for_a_broker_without_an_answer(
     turns: list[float] = []
 
     class Unanswered:
-        """The answer must not be waited for: only the group's members are."""
+        """An answer that does not come. The wait for members must not wait for it."""
 
         cancelled = False
 
@@ -126,7 +126,7 @@ def test_a_wait_for_members_lasts_no_longer_for_a_broker_without_an_answer(
     monkeypatch.setattr(group, "_core", Core())
     with pytest.raises(moolink.TimeoutError, match="start the others"):
         group.wait_for_members(2, timeout)
-    # Each lasts at least as long, and begins within the time limit.
+    # Each turn may last as long, and begins within the time limit.
     assert sum(turns) <= timeout + 0.01
     assert len(questions) == (timeout > 0)
     assert all(question.cancelled for question in questions)

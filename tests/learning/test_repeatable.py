@@ -43,7 +43,7 @@ def test_one_and_two_peers_have_the_same_rounds(framework: str, tmp_path: Any) -
     assert len({line.partition(",")[2] for line in lists[0]}) == ROUNDS + 1
 
 
-def test_a_job_says_from_which_round_on_it_cannot_be_repeated() -> None:
+def test_a_job_names_the_round_from_which_it_is_not_repeatable() -> None:
     """When a peer dies, its units move to the other, which plays them from their beginning."""
     given = ["--env-id", "CartPole-v1", "--deterministic", "--total-steps", "100000000"]
     given += ["--num-peers", "2", "--log-interval", "0.5"]
@@ -62,7 +62,7 @@ def test_a_job_says_from_which_round_on_it_cannot_be_repeated() -> None:
 
 
 class Versioned(TorchNet):
-    """Whose logarithm of an action's probability is -version."""
+    """A network whose logarithm of an action's probability is -version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Versioned(TorchNet):
 
 @pytest.mark.parametrize("own_units", [(0,), (1, 2)])
 def test_steps_act_with_parameters_of_a_fixed_lag(monkeypatch: Any, own_units: Any) -> None:
-    """Unrolls of 4 steps are cut into 2 parts, each of a round."""
+    """Unrolls of 4 steps are cut into 2 parts, each for one round."""
     monkeypatch.setattr("examples.common.acting.make_envs", lambda o, num_envs: Counting(2))
     o = options(deterministic=True, num_groups=1, unroll_length=4, batch_size=1, num_envs=2)
     net, envs = Versioned(), Counting(2)

@@ -53,7 +53,7 @@ def test_a_resumed_run_goes_on_and_a_new_one_begins_anew(tmp_path: Path) -> None
 
 def test_another_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(moolink.FileError, match="is not of a log of a training loop"):
+    with pytest.raises(moolink.FileError, match="does not belong to a log of a training loop"):
         RunLog(tmp_path).write(0, totals(0))
     assert (tmp_path / "log.csv").read_text() == "a,b\n1,2\n"
 

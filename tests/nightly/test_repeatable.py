@@ -1,4 +1,4 @@
-"""Nine runs of `--deterministic` have one list of checksums. `tests/learning` has a short test."""
+"""Nine runs with `--deterministic` have the same checksums. `tests/learning` has a short test."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_thread_that_holds_a_lock_collects_nothing() -> None:
 def test_collections_that_are_put_off_are_made_up_for() -> None:
     lock = Lock()
     with lock:
-        gone = weakref.ref(_Cycle())  # without the lock, the collector may come at once
+        gone = weakref.ref(_Cycle())  # without the lock, the collector may run
         for _ in range(100):
             gc.collect(0)
         assert gone() is not None

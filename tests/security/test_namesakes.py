@@ -156,7 +156,7 @@ def test_a_group_with_a_peer_of_the_name_is_asked_first(job: Job) -> None:
     assert learner.explain(in_group("a", "server"))["connected"]
 
 
-def test_ones_own_name_with_a_group_means_oneself_unless_the_group_has_it(job: Job) -> None:
+def test_the_callers_name_with_a_group_means_the_caller_unless_the_group_has_it(job: Job) -> None:
     learner = job.peer("learner")
     job.knows(learner)
     assert learner.sync(in_group("a", "learner"), "whose") == "learner of the job"
@@ -285,7 +285,7 @@ def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:
         )
 
 
-def test_which_names_have_a_connected_peer(job: Job) -> None:
+def test_names_with_a_connected_peer(job: Job) -> None:
     learner = job.peer("learner")
     a, b = job.peer("server", "a"), job.peer("server", "b")
     job.peer("helper").connect(learner.addresses()[0])
@@ -308,7 +308,7 @@ def test_which_names_have_a_connected_peer(job: Job) -> None:
     assert in_group("a", "server") in naming.connected(a, [in_group("a", "server")])
     others = [in_group("b", "server"), in_group("b", "learner")]
     assert naming.connected(a, others) == set()
-    # For a guest all that it meets is of its group.
+    # For a holder of a group's key, all its peers are of its group.
     assert naming.connected(a, ["learner", in_group("a", "learner")]) == {
         "learner",
         in_group("a", "learner"),
@@ -395,7 +395,7 @@ CLIENTS: dict[str, Callable[[moolink.Rpc, str], object]] = {
 def test_a_peer_of_a_group_is_waited_for_as_long_as_it_is_connected(
     job: Job, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a plain name: beyond the time limit of the Rpc, which each sign of the peer renews."""
+    """As with a plain name: beyond the limit of the Rpc, which each sign of the peer renews."""
     seen = threading.Semaphore(0)
     renew = peer_wait.PeerWait._is_there
 
@@ -434,7 +434,7 @@ def test_errors_of_waits_name_the_peer_as_a_user_does(job: Job) -> None:
     assert repr(client) == "<moolink.ReplayClient of 'replay' at 'a/server'>"
 
 
-def test_what_a_server_keeps_for_a_peer_of_a_group_ends_with_it(job: Job) -> None:
+def test_a_servers_data_for_a_peer_of_a_group_ends_with_the_peer(job: Job) -> None:
     """Though a peer of the same name in another group goes on."""
     server = job.peer("server")
     with (
@@ -445,7 +445,7 @@ def test_what_a_server_keeps_for_a_peer_of_a_group_ends_with_it(job: Job) -> Non
         actors = [job.peer("actor", "a"), job.peer("actor", "b"), job.peer("actor")]
 
         def use(actor: moolink.Rpc) -> object:
-            """The objects whose ends would tell the server."""
+            """Returns the objects, which are kept: their end would tell the server."""
             writer = moolink.ReplayClient(actor, server="server").writer(keep=1, chunk=1)
             writer.append({"x": np.ones(1)})
             writer.create_item({"x": writer.history["x"][-1]})
@@ -460,7 +460,7 @@ def test_what_a_server_keeps_for_a_peer_of_a_group_ends_with_it(job: Job) -> Non
             actor.close()
             until(lambda: policies.stats()["clients"] == left, "the end of a client")  # noqa: B023
         kept.append(use(job.peer("last")))
-        assert replays.stats()["writers"] == 2, "which looks for dead ones when one begins"
+        assert replays.stats()["writers"] == 2, "the server drops dead writers when one begins"
 
 
 def test_a_broker_has_no_group(job: Job) -> None:

@@ -63,7 +63,7 @@ bool gather(tensor::DType dtype, const std::vector<Gradient>& gradients, double 
 // Its bits depend only on the bucket, so that all members decide alike.
 double norm(const BucketLayout& layout, std::span<const std::byte> bucket);
 
-// bucket *= factor, with the same bits on every machine; or its first sections.
+// Multiplies a bucket, or its first sections, by `factor`, with the same bits on every machine.
 void scale(const BucketLayout& layout, double factor, std::span<std::byte> bucket);
 
 }  // namespace moolink::runtime

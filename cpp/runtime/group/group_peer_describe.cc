@@ -69,7 +69,7 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
   }
 }
 
-// The others may wait for this member, which lacks something.
+// Why the others may wait for this member: it cannot accept their connections.
 std::string GroupPeer::own_lack(Time now) const {
   const std::string why = rpc_->why_none_connects(now);
   return why.empty() ? why : "; " + why;

@@ -188,7 +188,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // Ends a step of a machine beside the Node from outside the loop: writes out its messages, and
   // makes the loop check the clock again. `deadline` is that machine's own.
   void settle(Time deadline = kNever) MOOLINK_LOCKED;
-  // What this process lacks to accept connections; empty: nothing.
+  // Why this process cannot accept connections now; empty: it can.
   std::string why_none_connects(Time now) const MOOLINK_LOCKED;
   // Tells the lenders of loans that have ended here.
   void return_loans() MOOLINK_LOCKED;
@@ -383,8 +383,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Listed<Driven> driven_ MOOLINK_GUARDED;
   Listed<Forkable> forks_ MOOLINK_GUARDED;
   RpcStats stats_ MOOLINK_GUARDED;
-  std::string not_accepted_ MOOLINK_GUARDED;          // why the last connection was not
-  Time not_accepted_until_ MOOLINK_GUARDED = Time{};  // that counts until then
+  std::string not_accepted_ MOOLINK_GUARDED;          // why the last connection was not accepted
+  Time not_accepted_until_ MOOLINK_GUARDED = Time{};  // until when this counts
   Time now_ MOOLINK_GUARDED{};                        // of the event being handled
   std::atomic<bool> closing_{false};
   bool started_ MOOLINK_GUARDED = false;    // listens or connects: the transports exist

@@ -33,7 +33,7 @@ function duration(seconds) {
   return (seconds / 3600).toFixed(1) + " h";
 }
 const several = (count, thing) => `${number(count)} ${thing}${count === 1 ? "" : "s"}`;
-// A peer is told apart by the group whose key it has shown ("": none), and its name.
+// The group whose key a peer has shown ("": none) and its name identify it.
 const keyOf = (group, name) => `${group}\u001f${name}`;
 const label = ({ group, name }) => (group ? `${group}/${name}` : name);
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
@@ -408,7 +408,7 @@ function showPaths() {
   for (const member of members) {
     const here = keyOf(member.group, member.name);
     for (const [name, path, seconds, group] of member.paths) {
-      // For a holder of a group's key all that it meets is of its group.
+      // A holder of a group's key reports all its peers with that group.
       const there = [keyOf(group, name), keyOf("", name)].find((key) => place.has(key));
       const pair = [here, there].sort().join("\0");
       if (there === undefined || drawn.has(pair)) continue;
@@ -431,7 +431,7 @@ function showPaths() {
   legend.textContent = "Green: shared memory. Blue: RDMA. Amber: TCP. Click a line to see why this path is used.";
 }
 
-// The box opens where the user has clicked. Both are a name and a group.
+// The box opens where the user has clicked. `member` and `peer` have a name and a group.
 async function explain(member, peer, x, y) {
   const box = byId("explained"), text = byId("explanation");
   const say = (...lines) => {

@@ -260,8 +260,8 @@ void World::plan_imposter() {
   });
 }
 
-// A peer with the key of another group than one that lives, if that has a group's key, and with its
-// name. It may come after calls to that one.
+// A peer with a group's key and the name of a peer that lives. If that one has a group's key, too,
+// it is that of another group. The new peer may come after calls to the other.
 void World::plan_namesake() {
   const std::string name = process(settings.namesake_of).name;
   const bool in_a = settings.scopes[static_cast<std::size_t>(settings.namesake_of)] == "a";
@@ -338,8 +338,8 @@ void World::blackhole() {
   ++coverage["connections dropped silently"];
 }
 
-// All is well again: a name that two groups have is that of neither; with a group it is certain,
-// and that of a holder of the token is certain alone.
+// The network works again. A name that two groups have is ambiguous; with a group it is certain.
+// The name of a holder of the token is certain alone.
 void World::probe_names() {
   if (namesake == nullptr) return;
   const auto number = static_cast<std::size_t>(settings.namesake_of);

@@ -205,8 +205,8 @@ class World {
   bool has_namesake(int number) const {
     return settings.namesake_of != 0 && number == settings.namesake_of;
   }
-  // Whether the caller of a name that two have has had the time to hear from the hub that it does
-  // not mean the one at this place.
+  // Whether the caller has had the time to hear from the hub that the name, which two peers have,
+  // does not mean the one at this place.
   bool knows_better(const CallRecord& record, const Process& place) const;
   // Whether the two have a key in common.
   bool may_meet(int a, int b) const;
