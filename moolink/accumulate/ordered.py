@@ -43,7 +43,7 @@ def ordered_sum(rows: Any) -> npt.NDArray[Any]:
     Returns:
         An array of shape ``(...)`` and the same dtype, without negative zeros.
     """
-    copies = np.array(rows)
+    copies = np.array(rows, order="C")  # so that a row is a view of it
     if not copies.ndim or not len(copies):
         raise ValueError("ordered_sum takes at least one row along the first axis")
     add_in_order(list(copies.reshape(len(copies), -1)))
@@ -168,7 +168,8 @@ class OrderedCore(AccumulatorCore):
             return
         for unit in set(range(self._units)) - given.keys():
             whole[unit * self._stride :][: self._stride] = 0
-        stamp = self._id << _VERSION_BITS | self.model_version() % 2**_VERSION_BITS
+        # The version that the round leads to: never 0, so that two stamps add up to no third one.
+        stamp = self._id << _VERSION_BITS | (self.model_version() + 1) % 2**_VERSION_BITS
         counters |= {f"{_PREFIX}{unit}": stamp for unit in given}
         counters[_WEIGHT] = sum(given.values())
         super().offer(len(given), counters)
@@ -185,14 +186,14 @@ class OrderedCore(AccumulatorCore):
         if whole is None:
             return None
         stats = super().stats()
-        weight = stats["counters"].get(_WEIGHT, 0)
+        weight, count = stats["counters"].get(_WEIGHT, 0), stats["batch_size"]
         self._shown = {"batch_size": weight, "moved_units": self._check(stats)}
         for dtype, begin, end in self._places:
             starts = range(0, self._units * self._stride, self._stride)
             add_in_order([whole[start + begin : start + end].view(dtype) for start in starts])
         row = whole[: self._row_bytes]
-        if weight not in (0, self._units):  # the core has divided by the number of units
-            self.scale(row, self._units / weight)
+        if weight not in (0, count):  # the core has divided by the number of gradients
+            self.scale(row, count / weight)
         return row
 
     def _check(self, stats: GradientStats) -> list[int]:
@@ -209,7 +210,7 @@ class OrderedCore(AccumulatorCore):
         moved = [
             unit
             for unit, stamp in enumerate(stamps)
-            if stamp % 2**_VERSION_BITS != (version - 1) % 2**_VERSION_BITS
+            if stamp % 2**_VERSION_BITS != version % 2**_VERSION_BITS
             or not 0 < makers[unit] < 2**_MAKER_BITS
             or makers[unit] != before[unit]
         ]

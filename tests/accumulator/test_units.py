@@ -136,6 +136,33 @@ def test_a_round_is_the_weighted_mean_of_the_units(make: Make) -> None:
     assert peer.unit == 0
 
 
+def test_a_round_with_a_unit_twice_is_the_weighted_mean_too(make: Make, monkeypatch: Any) -> None:
+    """While the membership changes, two members may take a unit for theirs."""
+    leaves = [parameters(), parameters()]
+    peers = [make(f"peer-{i}", leaves[i], units=2) for i in range(2)]
+    connect(peers)
+    leader = next(i for i in range(2) if peers[i].is_leader())
+    core: Any = peers[leader]._core
+    monkeypatch.setattr(core, "own_units", lambda: [0, 1])
+    other = 1 - leader
+    unit = peers[other].unit
+    for leaf in leaves[other]:
+        leaf.grad = torch.full_like(leaf, 4.0)
+    peers[other].reduce_gradients(1)
+    until(lambda: "a batch of 1 of 2" in moolink.dump(), "the first contribution")
+    for value in (1.0, 2.0):
+        for leaf in leaves[leader]:
+            leaf.grad = torch.full_like(leaf, value)
+        peers[leader].reduce_gradients(1)
+    until(lambda: pump(peers) or all(peer.has_gradients() for peer in peers), "a round")
+    for peer, own in zip(peers, leaves, strict=True):
+        stats = peer.get_gradient_stats()
+        assert (stats["batch_size"], stats["moved_units"]) == (3, [unit])
+        for leaf in own:
+            assert leaf.grad is not None
+            torch.testing.assert_close(leaf.grad, torch.full_like(leaf, 7 / 3))
+
+
 def test_a_unit_that_is_not_finite_is_left_out_with_its_round(make: Make) -> None:
     leaves = parameters()
     peer = make("peer", leaves, units=2, on_nonfinite="skip")
@@ -273,5 +300,9 @@ def test_ordered_sum_adds_neighbours_first() -> None:
     assert np.array_equal(moolink.ordered_sum(parts), expected)
     assert not np.signbit(moolink.ordered_sum(np.full((2, 1), -0.0))).any()
     assert moolink.ordered_sum([1, 2, 3]) == 6
+    # The layout in memory does not matter.
+    cubes = np.random.default_rng(1).standard_normal((4, 3, 2))
+    for laid in (np.asfortranarray(cubes), cubes.transpose(0, 2, 1).copy().transpose(0, 2, 1)):
+        assert np.array_equal(moolink.ordered_sum(laid), moolink.ordered_sum(cubes.tolist()))
     with pytest.raises(ValueError, match="at least one row"):
         moolink.ordered_sum(np.empty((0, 3)))
