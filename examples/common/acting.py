@@ -175,16 +175,22 @@ class ActingThread(threading.Thread, abc.ABC, Generic[B]):
             stepping = [self._step(unit) for unit in self._units.values()]
             if not any(stepping):
                 self.released.wait(0.1)
-            # The newest stays: a unit may move here, and begin with it.
-            least = min([self.version, *(unit.wants() for unit in self._units.values())])
+            # The newest stays, and those with which units that have moved here will begin.
+            wanted = [unit.wants() for unit in self._units.values()]
+            least = min([self.version, *wanted, *self._begins()])
             for version in [v for v in self._published.copy() if v < least]:
                 del self._published[version]
+
+    def _begins(self) -> list[int]:
+        """The bases of units that are this peer's by now and are not played yet."""
+        playing = {(number, unit.base) for number, unit in self._units.items()}
+        return [base for number, base in self._owned.items() if (number, base) not in playing]
 
     def _follow(self, owned: dict[int, int]) -> None:
         """Begins to play the units that are new here, and ends those that have moved away."""
         for number, unit in list(self._units.items()):
             if owned.get(number) != unit.base:
-                self.envs.append(self._units.pop(number).envs)  # for another unit
+                self._units.pop(number).envs.close()  # a step is under way: no reset is possible
         for number in owned.keys() - self._units.keys():
             envs = self.envs.pop() if self.envs else make_envs(self.o, self.o.envs_per_group)
             unit = Unit(self.o, owned[number], envs, Normalizer(self.o, envs))

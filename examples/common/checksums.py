@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ class Checksums:
         self._path = directory / NAME
         self._last = version - 1  # of those in the file
         text = files.read_text(self._path, "checksums", _MOST_BYTES) if self._path.exists() else ""
-        lines = [line for line in text.splitlines() if int(line.partition(",")[0] or -1) < version]
+        # Without one that a killed process has left unfinished.
+        lines = re.findall(r"^(\d+)(,\w{16}\n)", text, re.MULTILINE)
         with files.written(self._path) as file:
-            file.write("".join(f"{line}\n" for line in lines if version).encode())
+            kept = [number + rest for number, rest in lines if int(number) < version]
+            file.write("".join(kept).encode())
 
     def note(self, version: int, parameters: Any) -> None:
         """Writes the line of a version, once. Raises OSError."""

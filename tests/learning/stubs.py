@@ -73,21 +73,22 @@ class Counting(Spaces):
         super().__init__(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3), num_envs)
         self.count = 0
         self.fail_at = fail_at
-        self.closed = False
+        self.closed = self.steps = False
 
     def observe(self) -> dict[str, Any]:
         count = np.full(self.num_envs, self.count)
         return {"obs": np.stack([np.arange(self.num_envs), count], -1).astype(np.float32)}
 
     def reset(self, seed: int | None) -> dict[str, Any]:
+        assert not self.steps, "ALE crashes if a step is under way"
         self.count = 0
         return self.observe()
 
     def send(self, actions: Any) -> None:
-        self.actions_sent = actions[:, 0]
+        self.actions_sent, self.steps = actions[:, 0], True
 
     def recv(self) -> Step:
-        self.count += 1
+        self.count, self.steps = self.count + 1, False
         if self.count == self.fail_at:
             raise OSError("the emulator is gone")
         over = np.full(self.num_envs, self.count % 7 == 0)

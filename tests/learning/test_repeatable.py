@@ -111,13 +111,14 @@ def test_units_that_move_here_are_played_from_their_beginning(monkeypatch: Any) 
     actor: Any = impala.Actor(o, envs, net, run_of(o, envs))  # type: ignore[arg-type]
     with actor:
         actor.start()
-        for version in range(6):
+        for version in range(8):
             own_units = (0,) if version in (0, 1, 5) else (0, 1)
             net.version.fill_(version)
             actor.take_parameters(net.state_dict().values(), version, own_units)
             for unit in own_units:
                 batch = actor.next_batch(10, unit)
-                since = version - 2 * unit  # unit 1 comes with version 2
+                # Unit 1 comes with version 2, and again with version 6.
+                since = version - (6 if version > 5 else 2) * unit
                 lag = 0 if since == 0 else 1
                 assert (-batch.log_prob[:, 0]).tolist() == [version - lag] * 4
                 assert batch.observation["obs"][0, 0, 1] == 4 * since
@@ -183,6 +184,10 @@ def test_checksums_go_on_from_the_checkpoint(tmp_path: Any) -> None:
     assert versions() == [0, 1, 2, 3]
     note(Checksums(tmp_path, 2), 2, 3)  # after a checkpoint of version 2
     assert versions() == [0, 1, 2, 3]
+    with (tmp_path / NAME).open("a") as file:
+        file.write("4,12ab")  # all that a killed process has written of a line
+    note(Checksums(tmp_path, 4), 4)
+    assert versions() == [0, 1, 2, 3, 4]
     Checksums(tmp_path, 0)  # a new run
     assert versions() == []
 
