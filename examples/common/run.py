@@ -96,6 +96,8 @@ class Run(Job):
         self.is_over.target = {"steps": options.total_steps}  # the dashboard shows the time left
         if self.saved is not None:
             self.normalizer.load(self.saved["state"]["normalizer"])
+        # A repeatable run begins with all of its peers also after a checkpoint.
+        self._begun_at = self.totals.get("steps", 0) if self._is_repeatable else 0
         self._leads = self._gathered = self._is_introduced = False
         self._checksums: Checksums | None = None  # of a repeatable run that this peer leads
         self._version = -1  # of the last turn
@@ -148,6 +150,11 @@ class Run(Job):
         """Takes the job's, which `--num-peers` or other options of this peer may not fit."""
         options = self.options
         if round_size != options.round_size:
+            if self._is_repeatable:
+                raise OptionError(
+                    f"the group has rounds of {round_size}, and this peer of {options.round_size}: "
+                    "give the --batch-size of the others"
+                )
             self.terminal.say(f"rounds of {round_size} as in the group, not {options.round_size}")
             options.virtual_batch_size = round_size
             self._accumulator.set_virtual_batch_size(round_size)
@@ -198,7 +205,7 @@ class Run(Job):
             self.normalizer.exchange_in_order(self._group, f"normalizer {step.version}")
 
     def _note_checksum(self) -> None:
-        if self._checksums is not None:
+        if self._leads and self._checksums is not None:
             parameters = self._snapshot()["parameters"]
             self._write(self._checksums.note, self._model_version(), parameters)
 
@@ -233,7 +240,7 @@ class Run(Job):
         if not self._gathered:
             enough = len(self._group.members()) >= self.options.num_peers
             late = time.monotonic() > self._ready + GATHERING_TIME and not self._is_repeatable
-            self._gathered = enough or late or step.totals.get("steps", 0) > 0
+            self._gathered = enough or late or step.totals.get("steps", 0) > self._begun_at
             if not self._gathered:
                 self.terminal.wait(f"waiting for {self.options.num_peers} peers")
                 self._accumulator.wait(0.1)

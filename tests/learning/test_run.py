@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from examples.common import checkpoint
+from examples.common.options import OptionError
 from examples.common.run import Run
 from tests.learning.processes import finish, read_until, start
 from tests.learning.stubs import Counting, options
@@ -53,6 +54,45 @@ def test_seconds_go_on_over_a_resume_and_the_start_does_not_count_as_learning(tm
     assert run.counters()["time_is_up"] == 0
     run._begin_to_learn(time.monotonic() - 1.0)
     assert run.counters()["time_is_up"] == 1
+
+
+def test_a_repeatable_run_waits_for_all_its_peers_also_after_a_checkpoint(tmp_path):
+    tree = {"totals": {"steps": 5}, "model_version": 3, "seconds": 1.0}
+    given = {"deterministic": True, "num_groups": 1, "num_peers": 2}
+    o = options(save_dir=tmp_path, **given)
+    state = {"normalizer": Run(o, Counting(2)).normalizer.state()}
+    checkpoint.save(tmp_path, tree | {"options": o.as_dict(), "state": state})
+    names = ["first"]
+    group = SimpleNamespace(members=lambda: names)
+    accumulator = SimpleNamespace(wait=lambda timeout: None)
+
+    def is_complete(run, steps):
+        run.joined(group, accumulator, dict)
+        return run._is_complete(SimpleNamespace(totals={"steps": steps}))
+
+    assert not is_complete(Run(o, Counting(2)), 5)
+    assert is_complete(Run(o, Counting(2)), 6)  # the job has gone on, and this peer joins it
+    names.append("second")
+    assert is_complete(Run(o, Counting(2)), 5)
+
+
+def test_a_peer_of_a_repeatable_run_with_other_rounds_is_told_the_option(tmp_path):
+    o = options(save_dir=tmp_path, deterministic=True, num_groups=1)
+    run = Run(o, Counting(2))
+    with pytest.raises(OptionError, match="give the --batch-size of the others"):
+        run._take_settings(o.round_size + 1, 1)
+
+
+def test_only_the_leader_writes_checksums(tmp_path):
+    run = Run(options(save_dir=tmp_path, deterministic=True, num_groups=1), Counting(2))
+    accumulator = SimpleNamespace(model_version=lambda: 3)
+    run.joined(None, accumulator, lambda: {"parameters": {"w": np.ones(2)}})
+    noted = []
+    run._checksums = SimpleNamespace(note=lambda version, parameters: noted.append(version))
+    for leads in (True, False):
+        run._leads = leads
+        run._note_checksum()
+    assert noted == [3]
 
 
 def test_the_process_ends_after_a_signal_without_the_interpreters_end():
