@@ -88,7 +88,7 @@ class RunLog:
             for name, value in (values or {}).items()
         }
         _check_names(totals, given)
-        if self._written is None or self._written != self._found():
+        if self._charts is None or self._written is None or self._written != self._found():
             self._begin(version)  # another leader may have written since
         row: Row = {"seconds": round(time.monotonic() - self._started, 3), "version": version}
         row |= totals.counters()

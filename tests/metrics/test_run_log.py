@@ -26,7 +26,9 @@ def rows(log: RunLog) -> list[dict[str, str]]:
 def test_a_row_has_totals_means_since_the_row_before_and_values(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run")
     log.write(1, totals(64, 1.0))
+    log.close()  # a second loop may go on with it
     log.write(2, totals(128, 1.0, 5.0), {"loss": 0.5, "rate": None})
+    log.close()
     first, second = rows(log)
     assert float(first.pop("seconds")) <= float(second.pop("seconds"))
     assert first == {"version": "1", "steps": "64", "return": "1.0", "loss": "", "rate": ""}
