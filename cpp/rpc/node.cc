@@ -53,9 +53,13 @@ bool Node::may_concern(const Uid& instance, const std::string& group) const {
   return peer != nullptr && may_concern(*peer, group);
 }
 
-bool Node::is_confined(const Uid& instance) const {
-  const Peer* peer = find_peer(instance);
-  return peer != nullptr && peer->up && !peer->scope.empty();
+bool Node::is_certain_alone(const Uid& instance, const PeerName& member) const {
+  if (instance == config_.instance) return true;
+  if (const Peer* peer = find_peer(instance); peer != nullptr && peer->up) {
+    return peer->scope.empty();
+  }
+  const Peer* namesake = find_peer(member.name, member.group);
+  return namesake != nullptr && namesake->up;
 }
 
 // After an exception the timer is due again with the next tick.

@@ -144,8 +144,11 @@ class Node {
   // Whether the peer may take part in the group's traffic: it has proven the job's token, or that
   // group's key. This peer always may.
   bool may_concern(const Uid& instance, const std::string& group) const;
-  // Whether the peer is up, and its key confines it to a group.
-  bool is_confined(const Uid& instance) const;
+  // Whether calls reach that member of a group by its name alone, and no other peer of the name: it
+  // is up and holds the token. One that is not up may hold either key; by its name with the group,
+  // no peer of another group is taken for it. Unless a holder of the group's key has the name:
+  // by the name alone, that one is not taken for it as long as another peer knows the member.
+  bool is_certain_alone(const Uid& instance, const PeerName& member) const;
 
   void tick(Time now);
   Time next_deadline() const { return timers_.next(); }

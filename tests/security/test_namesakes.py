@@ -249,6 +249,23 @@ def test_the_library_calls_a_member_and_not_its_namesake(job: Job) -> None:
     assert groups[0]._core.name_for_calls("third") == in_group("a", "third")  # it is connected
 
 
+def test_the_library_calls_no_namesake_of_a_member_that_is_gone(job: Job) -> None:
+    """It holds the key of another group."""
+    learner = job.peer("learner")
+    group, member = moolink.Group(learner, "a"), job.peer("friend", "a")
+    with moolink.Group(member, "a") as of_member:
+        for each in (group, of_member):
+            each.wait_for_members(2, TIMEOUT)
+        member.close()
+    job.peer("friend", "b", at=learner.addresses()[0])
+    until(
+        lambda: [p["group"] for p in learner.peers() if p["name"] == "friend"] == ["b"], "the guest"
+    )
+    assert "friend" in group.members()  # as of the last update()
+    assert learner.sync("friend", "whose") == "friend of b"
+    assert group._core.name_for_calls("friend") == in_group("a", "friend")
+
+
 def test_a_publisher_names_no_subscriber_of_another_group(job: Job) -> None:
     publisher = job.peer("publisher")
     with moolink.Publisher(publisher, "weights") as weights:

@@ -59,10 +59,9 @@ std::shared_ptr<Future> GroupPeer::collective(const std::string& operation, coll
 std::string GroupPeer::name_for_calls(const std::string& member) {
   const group::MemberInfo* info = view().find(member);
   const Engine::Lock lock = rpc_->context()->lock();
-  // By the name alone, no holder of the group's key is taken for a member that is not connected
-  // yet.
-  const bool is_confined = info != nullptr && rpc_->node().is_confined(info->instance);
-  return is_confined ? join_names({name_, member}) : member;
+  const bool alone =
+      info != nullptr && rpc_->node().is_certain_alone(info->instance, {member, name_});
+  return alone ? member : join_names({name_, member});
 }
 
 bool GroupPeer::on_one_host() {
