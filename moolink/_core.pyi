@@ -627,12 +627,12 @@ class GroupCore:
 
     def name_for_calls(self, member: str) -> str:
         """
-        Returns the name by which calls reach that member, and no other peer of its name.
+        Returns the name by which calls reach that member, not a holder of the group's key that has taken its name.
         """
 
     def participants(self) -> int:
         """
-        Returns how many of the members are no observers: those of the ranks below it.
+        Returns the number of members that are not observers; their ranks are below it.
         """
 
     def rank(self) -> int | None:

@@ -313,10 +313,12 @@ void bind_membership(nb::class_<PyGroup>& bound) {
            "Returns the names of the members by rank, as of the last update().")
       .def("name_for_calls", forward<PyGroup>(&runtime::GroupPeer::name_for_calls),
            nb::arg("member"), unlocked,
-           "Returns the name by which calls reach that member, and no other peer of its name.")
+           "Returns the name by which calls reach that member, not a holder of the group's key "
+           "that has "
+           "taken its name.")
       .def(
           "participants", [](const PyGroup& self) { return self.peer().view().participants(); },
-          "Returns how many of the members are no observers: those of the ranks below it.")
+          "Returns the number of members that are not observers; their ranks are below it.")
       .def("rank", &rank, "Returns this peer's rank; None while it is in no view.")
       .def(
           "epoch", [](const PyGroup& self) { return self.peer().view().epoch; },

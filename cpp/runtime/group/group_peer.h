@@ -73,7 +73,8 @@ class GroupPeer final : public Driven, private PeerObserver {
   std::shared_ptr<Future> collective(const std::string& operation, collective::OpSpec spec,
                                      Buffer input, MutableBuffer output, bool lent, bool retry,
                                      std::uint32_t epoch = 0) MOOLINK_UNLOCKED;
-  // The name by which calls reach that member of the view, and no other peer of its name.
+  // The name by which calls reach that member of the view, not a holder of the group's key that has
+  // taken its name.
   std::string name_for_calls(const std::string& member) MOOLINK_UNLOCKED;
   // Whether all members of the newest view are on this host.
   bool on_one_host() MOOLINK_UNLOCKED;
