@@ -200,8 +200,11 @@ class Run(Job):
         self._note_checksum()
         if step.stats is not None and step.stats.get("moved_units"):
             self.terminal.say(f"this run cannot be repeated from round {step.version} on")
-        all_have_turns = self._members <= o.units
-        if self.normalizer.is_used and all_have_turns and step.version % o.parts == 1 % o.parts:
+        # Else some would wait for one that does not exchange: it has no unit, or is new and has
+        # applied no round.
+        taking_part = set() if step.stats is None else set(step.stats["contributors"])
+        are_all = taking_part == set(self._group.members())
+        if self.normalizer.is_used and are_all and step.version % o.parts == 1 % o.parts:
             self.normalizer.exchange_in_order(self._group, f"normalizer {step.version}")
 
     def _note_checksum(self) -> None:

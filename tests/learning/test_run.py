@@ -83,6 +83,20 @@ def test_a_peer_of_a_repeatable_run_with_other_rounds_is_told_the_option(tmp_pat
         run._take_settings(o.round_size + 1, 1)
 
 
+def test_statistics_are_exchanged_while_the_members_are_those_of_the_round(tmp_path):
+    """A newcomer at this version has applied no round: the others would wait for it in vain."""
+    given = {"deterministic": True, "num_groups": 1, "num_envs": 2, "batch_size": 2}
+    run = Run(options(save_dir=tmp_path, normalize=True, **given), Counting(2))
+    run.joined(SimpleNamespace(members=lambda: ["first", "second"]), None, dict)
+    exchanged = []
+    run.normalizer.exchange_in_order = lambda group, name: exchanged.append(name)
+    for version, contributors in enumerate((["first"], ["first", "second"]), start=1):
+        stats = {"contributors": contributors}
+        run._begin_round(SimpleNamespace(version=version, stats=stats))
+    run._begin_round(SimpleNamespace(version=3, stats=None))
+    assert exchanged == ["normalizer 2"]
+
+
 def test_only_the_leader_writes_checksums(tmp_path):
     run = Run(options(save_dir=tmp_path, deterministic=True, num_groups=1), Counting(2))
     accumulator = SimpleNamespace(model_version=lambda: 3)
