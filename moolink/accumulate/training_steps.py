@@ -76,9 +76,14 @@ class TrainingStep:
             ValueError: a counter's name ends as those do that means travel as, such as
                 "loss (count)".
             RuntimeError: it was already called in this turn, or the turn is over, because the
-                parameters are of a later version.
+                parameters are of a later version, or its unit has moved to another member.
         """
         self._require_first("reduce")
+        if self.unit is not None and self._accumulator.unit not in (self.unit, None):
+            raise RuntimeError(
+                f"reduce was called for unit {self.unit}, which has moved to another member: "
+                "group.update() was called within the turn, and the membership had changed"
+            )
         self._accumulator.reduce_gradients(batch_size, with_means(counters, means))
         self._reduced = True
 

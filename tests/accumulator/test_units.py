@@ -230,6 +230,24 @@ def test_a_member_that_joins_gets_units(make: Make) -> None:
     assert sum(map(bool, first.moved)) <= 2  # the transfer of the state may cost a round
 
 
+def test_a_unit_that_moves_within_a_turn_is_not_taken_for_another(
+    make: Make, monkeypatch: Any
+) -> None:
+    leaves = parameters()
+    peer = make("peer", leaves, units=2)
+    core: Any = peer._core
+    for step in peer.training_steps(lambda: None):
+        assert step.unit == 0
+        # As after group.update(), if the membership has changed.
+        monkeypatch.setattr(core, "own_units", lambda: [1])
+        for leaf in leaves:
+            leaf.grad = torch.ones_like(leaf)
+        with pytest.raises(RuntimeError, match="unit 0, which has moved"):
+            step.reduce(1)
+        assert not core._given
+        break
+
+
 def test_an_observer_has_no_units(make: Make) -> None:
     leaves, others = parameters(), parameters()
     member = make("member", leaves, units=2)
