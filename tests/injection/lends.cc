@@ -48,12 +48,11 @@ void lend(Report& report, Process& client) {
     if (const auto* error = std::get_if<Error>(&call->outcome())) {
       check_error(report, "a call with lent memory", *error);
     }
+    if (!faults::inside([&] { return released->wait(io::now() + 2 * kTimeout, {}); })) {
+      report.complain("lent memory was not released");
+    }
   } catch (const std::exception& e) {
     check_error(report, "a call with lent memory", make_error(ErrorCode::error, e.what()));
-    return;
-  }
-  if (!faults::inside([&] { return released->wait(io::now() + 2 * kTimeout, {}); })) {
-    report.complain("lent memory was not released");
   }
 }
 
