@@ -159,7 +159,7 @@ def test_a_signal_saves_and_ends_the_job(tmp_path, number):
     assert process.returncode == 128 + number, output
     saved = checkpoint.load(tmp_path)
     assert saved["totals"]["steps"] >= int(rows(tmp_path)[-1]["steps"]) > 0
-    assert saved["seconds"] >= float(rows(tmp_path)[-1]["seconds"])
+    assert round(saved["seconds"], 2) >= float(rows(tmp_path)[-1]["seconds"])  # rows are rounded
     assert Path(tmp_path, "learning_curve.png").stat().st_size > 0
 
 
