@@ -65,7 +65,7 @@ void GroupPeer::describe(Time now, Describe how, std::string& text) const {
     for (const std::string& name : names) text += " '" + name + "'";
     text += (names.empty() ? " no member, " : ", ") + in_seconds(running.deadline - now) + " left";
     if (!names.empty()) text += own_lack(now);
-    text += "\n";
+    text += '\n';
   }
 }
 
