@@ -314,8 +314,7 @@ void bind_membership(nb::class_<PyGroup>& bound) {
       .def("name_for_calls", forward<PyGroup>(&runtime::GroupPeer::name_for_calls),
            nb::arg("member"), unlocked,
            "Returns the name by which calls reach that member, not a holder of the group's key "
-           "that has "
-           "taken its name.")
+           "that has taken its name.")
       .def(
           "participants", [](const PyGroup& self) { return self.peer().view().participants(); },
           "Returns the number of members that are not observers; their ranks are below it.")

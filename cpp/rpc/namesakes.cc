@@ -65,8 +65,8 @@ Peer* Node::receiver_of(const PeerName& of) const {
     return meaning == meanings_.end() ? nullptr : if_up(find_peer(meaning->second));
   }
   if (!of.group.empty()) return if_up(find_peer(of.name, {}));
-  for (const std::string& group : groups_of(of.name)) return find_peer(of.name, group);
-  return nullptr;
+  const std::set<std::string> groups = groups_of(of.name);
+  return groups.empty() ? nullptr : find_peer(of.name, *groups.begin());
 }
 
 bool Node::means_this(const PeerName& of) const {

@@ -114,11 +114,9 @@ class OrderedCore(AccumulatorCore):
     def own_units(self) -> list[int]:
         """The units of this member."""
         rank, members = self._group._core.rank(), self._group._core.participants()
-        return [
-            unit
-            for unit in range(self._units)
-            if rank is not None and owner_of(unit, self._units, members) == rank
-        ]
+        if rank is None:
+            return []
+        return [unit for unit in range(self._units) if owner_of(unit, self._units, members) == rank]
 
     def wants_gradients(self) -> bool:
         self._batch = None  # of a gradient that was gathered and refused

@@ -76,6 +76,22 @@ def refusal(caller: moolink.Rpc, name: str) -> str:
     return str(caught.value)
 
 
+def until_refused(caller: moolink.Rpc, name: str, before: str, *texts: str) -> None:
+    """Waits until calls by a name, which one peer has answered, fail with one of the texts."""
+
+    def refused() -> bool:
+        try:
+            return bool(caller.sync(name, "whose") != before)
+        except moolink.Error as error:
+            return any(text in str(error) for text in texts)
+
+    until(refused, f"the refusal of {name!r}")
+
+
+def until_one_is_left(rpc: moolink.Rpc, name: str) -> None:
+    until(lambda: [p["name"] for p in rpc.peers()].count(name) == 1, f"the end of one {name!r}")
+
+
 def test_a_name_that_two_groups_have_is_that_of_neither(job: Job) -> None:
     peers = [job.peer("server", "a"), job.peer("server", "b")]
     job.knows(*peers)
@@ -94,8 +110,8 @@ def test_a_name_that_two_groups_have_is_that_of_neither(job: Job) -> None:
     assert guest.sync("server", "whose") == "server of b"
     # And once one of them has gone, the name is certain.
     peers[0].close()
-    until(lambda: len([p for p in learner.peers() if p["name"] == "server"]) == 1, "the end of one")
-    until(lambda: len([p for p in job.broker.rpc.peers() if p["name"] == "server"]) == 1, "its end")
+    until_one_is_left(learner, "server")
+    until_one_is_left(job.broker.rpc, "server")
     assert learner.sync("server", "whose") == "server of b"
 
 
@@ -117,13 +133,7 @@ def test_a_namesake_that_comes_later_is_noticed(job: Job) -> None:
     assert learner.sync("victim", "whose") == "victim of a"
     job.knows(job.peer("victim", "b"))
 
-    def noticed() -> bool:
-        try:
-            return learner.sync("victim", "whose") != "victim of a"
-        except moolink.Error as error:
-            return "'a' and 'b'" in str(error)
-
-    until(noticed, "the broker's word of the second one")
+    until_refused(learner, "victim", "victim of a", "'a' and 'b'")  # by the broker's word
     assert learner.sync(in_group("a", "victim"), "whose") == "victim of a"
 
 
@@ -150,8 +160,8 @@ def test_a_group_with_a_peer_of_the_name_is_asked_first(job: Job) -> None:
     until(lambda: any(p["name"] == "server" for p in learner.peers()), "the holder of the token")
     assert learner.sync(in_group("a", "server"), "whose") == "server of a"
     guest.close()
-    until(lambda: len([p for p in learner.peers() if p["name"] == "server"]) == 1, "the end of one")
-    until(lambda: len([p for p in job.broker.rpc.peers() if p["name"] == "server"]) == 1, "its end")
+    until_one_is_left(learner, "server")
+    until_one_is_left(job.broker.rpc, "server")
     assert learner.sync(in_group("a", "server"), "whose") == "server of the job"
     assert learner.explain(in_group("a", "server"))["connected"]
 
@@ -162,13 +172,8 @@ def test_the_callers_name_with_a_group_means_the_caller_unless_the_group_has_it(
     assert learner.sync(in_group("a", "learner"), "whose") == "learner of the job"
     job.knows(job.peer("learner", "a"))
 
-    def refused() -> bool:
-        try:
-            return learner.sync(in_group("a", "learner"), "whose") != "learner of the job"
-        except moolink.Error as error:
-            return "as this peer is" in str(error) or "is taken" in str(error)
-
-    until(refused, "the broker's word of the other one")
+    own = in_group("a", "learner")
+    until_refused(learner, own, "learner of the job", "as this peer is", "is taken")
     assert learner.sync("learner", "whose") == "learner of the job"
 
 
@@ -189,13 +194,7 @@ def test_a_holder_of_the_token_that_was_silent_is_heard_later(job: Job) -> None:
         assert learner.sync("server", "whose") == "server of a"
         process.send_signal(signal.SIGCONT)
 
-        def noticed() -> bool:
-            try:
-                return learner.sync("server", "whose") != "server of a"
-            except moolink.Error as error:
-                return "'a' and 'b'" in str(error)
-
-        until(noticed, "the witness's answer")
+        until_refused(learner, "server", "server of a", "'a' and 'b'")  # by the witness's word
 
 
 def test_arguments_of_a_call_that_fails_reach_nobody(job: Job) -> None:
