@@ -32,8 +32,8 @@ Op = Reduction | Callable[[Any, Any], Any]
 class Group(Closing):
     """An elastic set of peers with a common view of its members.
 
-    The view is numbered by an epoch, changes only in :meth:`update`, and needs no pumping: the
-    reactor keeps membership, liveness and operations going while the user computes.
+    Each membership has a number. The view of it changes only in :meth:`update`, and needs no
+    pumping: the reactor keeps membership, liveness and operations going while the user computes.
 
     Args:
         rpc: this process's peer; it must be connected to a broker, or be told so later.
@@ -154,7 +154,8 @@ class Group(Closing):
         return self._core.rank()
 
     def epoch(self) -> int:
-        """Number of the view, rising with every change; 0 while there is none."""
+        """Number of the membership, rising with every change; 0 while there is none. It has nothing
+        to do with epochs of training."""
         return self._core.epoch()
 
     def sync_id(self) -> int:
@@ -458,7 +459,7 @@ class Group(Closing):
     def close(self) -> None:
         """Leaves the group; the others go on at once."""
         sources.remove(self)
-        self._core.close()  # first: at the others, the epoch ends before the sums fail
+        self._core.close()  # first: at the others, the membership ends before the sums fail
         if self._device_sums is not None:
             self._device_sums.close()
 
@@ -473,7 +474,7 @@ class Group(Closing):
             closed = self._core.closed()
         except Closed:  # this process was forked
             closed = True
-        members = f"epoch {self.epoch()}, members {', '.join(self.members())}"
+        members = f"membership {self.epoch()}, members {', '.join(self.members())}"
         state = "closed" if closed else members if self.active() else "no view yet"
         return f"<moolink.Group {self._name!r}, {state}>"
 

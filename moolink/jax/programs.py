@@ -34,12 +34,12 @@ jax.ffi.register_ffi_target(_TARGET, _core.xla_all_reduce_on_cuda(), platform="C
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Token:
-    """Orders the calls of one program, and says in which epoch it was dispatched.
+    """Orders the calls of one program, and says in which membership it was dispatched.
 
     A pytree: it goes into a compiled function as an argument, through ``lax.scan`` in the carry.
 
     Attributes:
-        epoch: uint32, shape ().
+        epoch: the membership's number, uint32, shape ().
         chain: float32, shape (), without a meaning: each call takes one and gives the next.
     """
 
@@ -48,7 +48,7 @@ class Token:
 
 
 def token(group: Group) -> Token:
-    """Returns a token of the epoch that the group's last ``update()`` has shown.
+    """Returns a token of the membership that the group's last ``update()`` has shown.
 
     Make one for each dispatch of a compiled function, and give it as an argument.
 
@@ -96,7 +96,7 @@ def all_reduce(
             :class:`moolink.GroupChanged`, or ``"retry"`` among the newest members, with elements
             of one dtype only.
         token: where this call comes after the one that returned it. The program must then run in
-            the epoch in which its first token was made. Without it, it runs in the one that
+            the membership in which its first token was made. Without it, it runs in the one that
             ``update()`` has shown last when the call begins, which is later than the dispatch for
             programs that JAX runs in the background.
         donate: the results take the memory of the operands; not with ``on_change="retry"``, which

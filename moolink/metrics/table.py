@@ -45,7 +45,7 @@ TABLE = (
     Metric("moolink_peers_lost_total", "counter", (), "Peers that died or left."),
     Metric("moolink_received_bytes_total", "counter", _PATH, "Bytes received."),
     Metric("moolink_sent_bytes_total", "counter", _PATH, "Bytes sent."),
-    Metric("moolink_group_epoch", "gauge", _GROUP, "Number of the membership view."),
+    Metric("moolink_group_epoch", "gauge", _GROUP, "Number of the membership."),
     Metric("moolink_group_members", "gauge", _GROUP, "Members of the view."),
     Metric("moolink_model_version", "gauge", _MODEL, "Rounds of gradients delivered to the model."),
     Metric("moolink_leader", "gauge", _MODEL, "1 at the leader of the rounds, 0 elsewhere."),

@@ -278,7 +278,7 @@ class Accumulator(AccumulatorBase):
         the end of the block. The others must not change once ``backward()`` has computed them: do
         not clip or unscale them in the block. With ``gradient_as_bucket_view`` they are ``None``
         from then on. An exception in the block withdraws the contribution: the group begins
-        another epoch, in which no member has anything of it.
+        another membership, in which no member has anything of it.
 
         The first gradients are with the other members before the last ones can be checked. So
         ``on_nonfinite`` applies to the round: with ``"skip"`` no member applies it, with

@@ -82,7 +82,7 @@ def test_repr_of_groups_and_accumulators() -> None:
             assert repr(group) == "<moolink.Group 'pong', no view yet>"
             until(group.update, "the group")
             epoch = group.epoch()
-            assert repr(group) == f"<moolink.Group 'pong', epoch {epoch}, members alice>"
+            assert repr(group) == f"<moolink.Group 'pong', membership {epoch}, members alice>"
             assert repr(broker).endswith(", 1 group>")
             future = group.all_reduce("total", np.ones(3))
             future.result()
