@@ -70,7 +70,8 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 def examine() -> list[Finding]:
     """Makes every check; a check that raises OSError is reported as failed, with its reason."""
-    findings = [_moolink(), *_shadowing(), _core(), _machine()]
+    core, about_core = _core()
+    findings = [_moolink(), *_shadowing(), about_core, _machine()]
     checks: list[tuple[str, Callable[[], str]]] = [
         ("memfd", _memfd),
         ("eventfd", _eventfd),
@@ -84,7 +85,7 @@ def examine() -> list[Finding]:
         except (OSError, AttributeError) as error:
             findings.append(Finding(topic, "failed", str(error)))
     findings += limits.examine()
-    findings += [_addresses(), _dumps(), _cuda(), _verbs(), _openssl()]
+    findings += [_addresses(core), _dumps(), _cuda(), _verbs(core), _openssl(core)]
     return [*findings, _numpy(), *map(_extra, extras.names())]
 
 
@@ -119,24 +120,22 @@ def _shadowing() -> list[Finding]:
     ]
 
 
-def _core() -> Finding:
+def _core() -> tuple[ModuleType | None, Finding]:
+    """The extension module, if it works: one that other sources built may lack functions."""
     if (missing := why_no_core()) is not None:
-        return Finding("core", "failed", missing)
+        return None, Finding("core", "failed", missing)
     try:
         module = importlib.import_module("moolink._core")
     except ImportError as error:
         cure = "install moolink again, for this Python and this system"
-        return Finding("core", "failed", f"it does not load: {error}; {cure}")
+        return None, Finding("core", "failed", f"it does not load: {error}; {cure}")
     if (stale := why_stale()) is not None:
-        return Finding("core", "failed", stale)
-    return Finding("core", "ok", str(module.__file__))
+        return None, Finding("core", "failed", stale)
+    return module, Finding("core", "ok", str(module.__file__))
 
 
-def _loaded_core() -> ModuleType:
-    """The extension module; ImportError if other sources built it: it may lack functions."""
-    if why_stale() is not None:
-        raise ImportError("the extension module was built from other sources")
-    return importlib.import_module("moolink._core")
+def _not_looked_for(topic: str) -> Finding:
+    return Finding(topic, "absent", "not looked for: moolink's core does not work, see above")
 
 
 def _machine() -> Finding:
@@ -210,12 +209,10 @@ def _reached(address: str, token_file: str | None) -> list[Finding]:
     ]
 
 
-def _addresses() -> Finding:
+def _addresses(core: ModuleType | None) -> Finding:
+    if core is None:
+        return _not_looked_for("addresses")
     chosen = os.environ.get("MOOLINK_INTERFACE", "")
-    try:
-        core = _loaded_core()
-    except ImportError as error:
-        return Finding("addresses", "absent", f"not looked for: {error}")
     try:
         addresses: list[str] = core.host_addresses(chosen)
     except (RuntimeError, ValueError) as error:
@@ -261,11 +258,9 @@ def _cuda_name(driver: ctypes.CDLL, index: int) -> str:
     return name.value.decode(errors="replace")
 
 
-def _verbs() -> Finding:
-    try:
-        core = _loaded_core()
-    except ImportError as error:
-        return Finding("RDMA", "absent", f"not looked for: {error}")
+def _verbs(core: ModuleType | None) -> Finding:
+    if core is None:
+        return _not_looked_for("RDMA")
     found = core.verbs_info()
     others = [device for device in found["devices"] if device != found["chosen"]]
     seen = f"; also there: {'; '.join(others)}" if others else ""
@@ -283,11 +278,9 @@ def _verbs() -> Finding:
     return Finding("RDMA", "ok", f"{found['chosen']}, {found['library']}{seen}; {uses[setting]}")
 
 
-def _openssl() -> Finding:
-    try:
-        core = _loaded_core()
-    except ImportError as error:
-        return Finding("OpenSSL", "absent", f"not looked for: {error}")
+def _openssl(core: ModuleType | None) -> Finding:
+    if core is None:
+        return _not_looked_for("OpenSSL")
     found = core.openssl_info()
     if found["usable"]:
         return Finding("OpenSSL", "ok", f"{found['version']} at {found['where']}: encrypts tcp")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from moolink.launch.description import GRACE
+
 # Scripts seldom have these. Many have a `--group` or `--connect`.
 _OF_LAUNCHERS = {"-n", "--peers", "--restart", "--restarts", "--cores", "--cores-each", "--hosts"}
 
@@ -38,7 +40,7 @@ def add_job_options(parser: argparse.ArgumentParser, title: str, broker_option: 
         "--grace",
         type=float,
         metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL when the job is ended (default 10)",
+        help=f"time between SIGTERM and SIGKILL when the job is ended (default {GRACE:g})",
     )
 
 

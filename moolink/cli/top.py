@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from moolink.internal.shown import printable
+from moolink.rpc import naming
 
 DEFAULT = "http://127.0.0.1:4480"
 KEY_VARIABLE = "MOOLINK_DASHBOARD_KEY"
@@ -358,7 +359,7 @@ def _fitting(texts: dict[Column, list[str]], width: int) -> list[Column]:
 
 def _label(member: dict[str, Any]) -> str:
     """A member's name; with its group, if it has shown the key of one."""
-    return f"{member['group']}/{member['name']}" if member["group"] else str(member["name"])
+    return naming.text(naming.joined(member["group"], member["name"]))
 
 
 def _number(value: float | None) -> str:

@@ -257,5 +257,4 @@ class Dashboard:
 
 def _named(request: web.Request, name: str, group: str) -> str:
     """The name for calls of the peer that a query names, perhaps with its group."""
-    of_group, alone = request.query.get(group, ""), request.query.get(name, "")
-    return naming.joined(of_group, alone) if of_group else alone
+    return naming.joined(request.query.get(group, ""), request.query.get(name, ""))

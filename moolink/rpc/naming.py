@@ -41,8 +41,8 @@ def in_group(group: str, name: str) -> str:
 
 
 def joined(group: str, name: str) -> str:
-    """As :func:`in_group`, for arguments that are known to be names."""
-    return f"{group}{_BETWEEN}{name}"
+    """As :func:`in_group`, for arguments that are known to be names, or without a group ("")."""
+    return f"{group}{_BETWEEN}{name}" if group else name
 
 
 def split(name: str) -> tuple[str, str]:
@@ -81,7 +81,7 @@ def of_peer(rpc: Rpc, group: str, name: str) -> str:
         group: the group whose key the other peer has shown ("": none), as `Rpc.peers` tells it.
         name: the other peer's name.
     """
-    return name if group in ("", rpc.key_group) else joined(group, name)
+    return joined("" if group == rpc.key_group else group, name)
 
 
 def all_connected(rpc: Rpc) -> set[str]:
@@ -108,9 +108,7 @@ def connected(rpc: Rpc, names: Iterable[str]) -> set[str]:
 
 def make_id(rpc: Rpc) -> str:
     """A name for an object of this peer, under which another peer keeps something for it."""
-    own = rpc.get_name()
-    owner = joined(rpc.key_group, own) if rpc.key_group else own
-    return f"{owner}/{_core.create_uid()}"
+    return f"{joined(rpc.key_group, rpc.get_name())}/{_core.create_uid()}"
 
 
 def gone(rpc: Rpc, ids: Iterable[str]) -> list[str]:
