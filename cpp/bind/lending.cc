@@ -1,6 +1,7 @@
 #include "bind/lending.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -89,7 +90,7 @@ void bind_lending(nb::module_& m) {
   auto lent =
       public_class<PyLent>(m, "Lent", nb::type_slots(collected_slots<PyLent>),
                            "A value whose arrays are lent when it is sent; see moolink.lend.");
-  lent.def(nb::init<nb::object, nb::object>(), nb::arg("value").none(),
+  lent.def(nb::init<nb::object, std::optional<nb::callable>>(), nb::arg("value").none(),
            nb::arg("on_release") = nb::none(),
            nb::sig("def __init__(self, value: typing.Any, on_release: typing.Callable[[], object] "
                    "| None = None) -> None"));

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 
 #include "runtime/peer/loans.h"
 #include "runtime/peer/responder.h"
@@ -14,8 +15,9 @@ namespace nb = nanobind;
 // Python's Lent: a value whose arrays are lent to its receivers.
 class PyLent {
  public:
-  PyLent(nb::object value, nb::object on_release)
-      : value_(std::move(value)), on_release_(std::move(on_release)) {}
+  PyLent(nb::object value, std::optional<nb::callable> on_release)
+      : value_(std::move(value)),
+        on_release_(on_release ? nb::object(std::move(*on_release)) : nb::object(nb::none())) {}
 
   // Null: the object is not a Lent.
   static const PyLent* of(nb::handle object);

@@ -38,6 +38,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
       "sources_digest", [] { return std::string_view(moolink_sources_digest); },
       "Returns the digest of the C++ sources that this module was built from; see "
       "moolink.internal.installation.");
+  moolink::bind::bind_arguments(m);
 }
 
 // The threads, the context and nanobind's table of types belong to the process: a second

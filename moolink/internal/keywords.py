@@ -50,16 +50,21 @@ def _named(method: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
 
 
-def _unknown(kind: type, method: Callable[..., Any], name: str) -> str:
+def unknown_keyword(owner: str, known: list[str], name: str) -> str:
+    """The text of the error: which argument was meant, and all that there are."""
     import difflib  # only for this error
 
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f": did you mean {close[0]!r}?" if close else "."
+    has = f"It has {', '.join(known)}" if known else "It has none"
+    return f"{owner} has no keyword argument {name!r}{meant} {has}"
+
+
+def _unknown(kind: type, method: Callable[..., Any], name: str) -> str:
     if method.__name__ == "__init__":
         owner = kind.__name__
         methods = [vars(base).get("__init__") for base in kind.__mro__]
     else:
         owner, methods = f"{kind.__name__}.{method.__name__}()", [method]
     known = [keyword for one in methods if inspect.isfunction(one) for keyword in _named(one)]
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f": did you mean {close[0]!r}?" if close else "."
-    has = f"It has {', '.join(known)}" if known else "It has none"
-    return f"{owner} has no keyword argument {name!r}{meant} {has}"
+    return unknown_keyword(owner, known, name)

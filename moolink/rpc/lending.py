@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moolink import _core
+from moolink.internal.integers import integer_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +69,12 @@ def empty(
         ValueError: no array has this shape, or `arrays` is something else.
         MemoryError: the system refuses the memory.
     """
-    dimensions = [operator.index(shape)] if not isinstance(shape, Sequence) else list(shape)
+    dimensions = [integer_of(one, "shape") for one in _sizes(shape)]
     return _core.empty(dimensions, _dtype_name(dtype), arrays)
+
+
+def _sizes(shape: Any) -> Sequence[Any]:
+    return shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [shape]
 
 
 def _dtype_name(dtype: Any) -> str:
