@@ -47,7 +47,10 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
   peer.heard = timing.now;
   peer.unheard = peer.excused = false;
   if (!formed_ && !opened_) opened_ = timing.now;
-  if (formed_) put_right(timing, from);
+  if (formed_) {
+    if (peer.last.lineage == view_.lineage) held_ = std::max(held_, peer.last.epoch);
+    put_right(timing, from);
+  }
   news_ = news_ || new_facts || repair_;
 }
 
@@ -212,10 +215,11 @@ std::vector<MemberInfo> Roster::take_out_gone() {
 }
 
 // No member is left. Members that were only silent are not told, and bring the view with them if
-// they return before a new lineage is founded.
+// they return before a new lineage is founded. Views before the newest one that a member is known
+// to hold do not come back; later ones may have reached no member.
 void Roster::dissolve(const Timing& timing) {
   say(LogLevel::info, "membership " + std::to_string(view_.epoch) + " has lost all its members");
-  ended_[view_.lineage] = view_.epoch;
+  ended_[view_.lineage] = mutant("ends_at_view_that_no_member_has") ? view_.epoch : held_;
   view_ = {};
   formed_ = false;
   issued_ = false;
@@ -233,6 +237,7 @@ bool Roster::renew_lineage(const Timing& timing) {
   if (view_.lineage && !over) return false;
   if (view_.lineage) ended_[view_.lineage] = std::numeric_limits<std::uint64_t>::max();
   view_.lineage = Uid::random(random_);
+  held_ = 0;
   lineage_has_state_ = false;
   lineage_began_ = timing.now;
   for (const MemberInfo& member : view_.members) {

@@ -161,6 +161,7 @@ class Roster {
   Time soft_at_ = Time::min();  // no soft view before
   std::optional<Time> opened_;  // first announcement while gathering
   Time lineage_began_{};        // the view's; announced by its members if another broker made it
+  std::uint64_t held_ = 0;      // the highest epoch of the view's lineage that a peer announced
   // Lineages that ended under this broker, with the first epoch whose members, if only silent, may
   // still bring them back.
   std::map<Uid, std::uint64_t> ended_;

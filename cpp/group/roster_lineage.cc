@@ -51,6 +51,7 @@ void Roster::found(const Timing& timing) {
 void Roster::adopt(const Timing& timing, const Uid& claimant) {
   const Announce witness = peers_.at(claimant).last;
   view_ = *peers_.at(claimant).claim;
+  held_ = view_.epoch;
   lineage_began_ = mutant("adopted_lineage_does_not_yield") ? Time{} : timing.now;
   const Time heard = opened_.value_or(timing.now);
   for (auto& [instance, peer] : peers_) {

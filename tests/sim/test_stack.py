@@ -96,7 +96,18 @@ MADE_FOR = {
         elements 16
         share_wait 0
         form 5000
-        at 0 isolate 0 7524
+        at 0 isolate 0 3205
+    """,
+    # The broker sends the membership without the member that left, and is cut off before it arrives.
+    "ends_at_view_that_no_member_has": """
+        seed 22930
+        roles MMOM
+        initial 4
+        hosts 2
+        share_wait 0
+        at 1383 isolate 2 2930
+        at 2600 leave 2
+        at 3241 isolate 0 4656
     """,
     # One member dies unheard, and the only other one is heard by fits and starts.
     "excuse_again_and_again": "\n".join(
