@@ -28,6 +28,8 @@ struct PeerName {
 
   // From the name, or from join_names({group, name}).
   static PeerName of(const std::string& joined);
+  // For a message to the user: "group/name".
+  std::string text() const { return group.empty() ? name : group + '/' + name; }
   auto operator<=>(const PeerName&) const = default;
 };
 

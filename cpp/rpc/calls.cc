@@ -16,7 +16,7 @@ constexpr std::size_t kEarlyCancels = 1024;  // remembered for one peer
 Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
   return {.code = code,
           .message = std::move(message),
-          .peer = call.peer,
+          .peer = call.receiver.text(),
           .function = call.function,
           .ran = ran};
 }
@@ -38,7 +38,6 @@ CallId Node::call(Time now, const std::string& peer, const std::string& function
   const CallId id = ++last_call_;
   Call& call = calls_[id];
   call.receiver = PeerName::of(peer);
-  call.peer = joined_names_text(peer);
   call.function = function;
   call.arguments = std::move(arguments);
   call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
@@ -72,10 +71,10 @@ void Node::begin_call(Time now, CallId id, Call& call) {
     Search& search = search_for(now, of);
     if (is_new) ask_all_peers(now, search);
     if (search.calls.size() >= config_.max_waiting_calls) {
-      complete(id,
-               call_error(ErrorCode::queue_full,
-                          "too many calls wait for peer '" + call.peer + "', " + why_unreached(of),
-                          call, Ran::no));
+      complete(id, call_error(ErrorCode::queue_full,
+                              "too many calls wait for peer '" + call.receiver.text() + "', " +
+                                  why_unreached(of),
+                              call, Ran::no));
       return;
     }
     search.calls.push_back(id);
@@ -124,7 +123,7 @@ void Node::dispatch(Time now, Peer& peer, CallId id, Call& call) {
   if (!calls_.contains(id)) return;  // it was over the limits
   if (peer.backlog.size() >= config_.max_waiting_calls) {
     complete(id, call_error(ErrorCode::queue_full,
-                            "too many calls wait for peer '" + call.peer +
+                            "too many calls wait for peer '" + call.receiver.text() +
                                 "': it does not keep up; wait for replies before calling again",
                             call, Ran::no));
     return;
@@ -172,7 +171,7 @@ void Node::complete(CallId id, Reply result) {
   if (found == calls_.end()) return;
   const Call& call = found->second;
   if (auto* error = std::get_if<Error>(&result)) {
-    if (error->peer.empty()) error->peer = call.peer;
+    if (error->peer.empty()) error->peer = call.receiver.text();
     if (error->function.empty()) error->function = call.function;
   }
   if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
@@ -187,7 +186,8 @@ void Node::complete(CallId id, Reply result) {
 void Node::time_out(Time now, CallId id) {
   const Call& call = calls_.at(id);
   const bool between_items = call.stream && call.stream->taken > 0;
-  std::string text = "'" + call.function + "' at peer '" + call.peer + "' timed out after " +
+  std::string text = "'" + call.function + "' at peer '" + call.receiver.text() +
+                     "' timed out after " +
                      in_seconds(between_items ? call.stream->timeout : now - call.started) +
                      (between_items ? " without another item" : "");
   switch (call.state) {
@@ -213,7 +213,7 @@ void Node::time_out(Time now, CallId id) {
 
 std::string Node::why_unreached(const PeerName& of) const {
   const auto search = searches_.find(of);
-  const std::string name = joined_names_text(join_names({of.group, of.name}));
+  const std::string name = of.text();
   std::string text;
   if (search != searches_.end() && search->second.namesakes) {
     const bool alone = of.group.empty();
@@ -239,9 +239,10 @@ void Node::cancel(Time now, CallId id) {
   if (found == calls_.end()) return;
   const Call& call = found->second;
   stop_handler(now, id, call);
-  complete(id, call_error(ErrorCode::cancelled,
-                          "'" + call.function + "' at peer '" + call.peer + "' was cancelled", call,
-                          may_have_run(call)));
+  complete(
+      id, call_error(ErrorCode::cancelled,
+                     "'" + call.function + "' at peer '" + call.receiver.text() + "' was cancelled",
+                     call, may_have_run(call)));
   settle(now);
 }
 
@@ -288,8 +289,8 @@ void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
     }
     const bool refused = lost.reason.code == ErrorCode::auth;
     complete(id, call_error(refused ? ErrorCode::auth : ErrorCode::peer_lost,
-                            "peer '" + call.peer + "' was lost during '" + call.function +
-                                "': " + lost.reason.message,
+                            "peer '" + call.receiver.text() + "' was lost during '" +
+                                call.function + "': " + lost.reason.message,
                             call, whether));
   }
 }
@@ -347,7 +348,7 @@ void Node::delivered_result(Peer& peer, session::Deliver& delivered) {
   if (!asked) return;
   Reply reply;
   if (head.error) {
-    head.error->peer = call.peer;  // as the caller names it, whatever the peer says
+    head.error->peer = call.receiver.text();  // as the caller names it, whatever the peer says
     reply = std::move(*head.error);
   } else if (delivered.error) {
     reply = call_error(delivered.error.code, delivered.error.message, call, Ran::yes);

@@ -339,7 +339,7 @@ void Node::fail_callers(const std::string& address, const std::string& name, Err
   for (const CallId id : hopeless) {
     const auto found = calls_.find(id);
     if (found == calls_.end()) continue;
-    error.peer = found->second.peer;
+    error.peer = found->second.receiver.text();
     error.function = found->second.function;
     complete(id, error);
   }

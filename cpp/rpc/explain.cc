@@ -186,8 +186,8 @@ std::vector<PendingCall> Node::pending_calls(Time now) const {
         state = "runs here";
         break;
     }
-    pending.push_back(
-        {id, call.peer, call.function, std::move(state), now - call.started, call.deadline});
+    pending.push_back({id, call.receiver.text(), call.function, std::move(state),
+                       now - call.started, call.deadline});
   }
   return pending;
 }

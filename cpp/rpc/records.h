@@ -135,7 +135,6 @@ struct Call {
   enum class State : std::uint8_t { searching, waiting, sent, local };
   State state = State::searching;
   PeerName receiver;
-  std::string peer;  // the receiver, for messages to the user
   std::string function;
   wire::Payload arguments;  // until it is sent
   std::uint16_t lane = 0;

@@ -49,9 +49,7 @@ void Outgoing::begin_attempt() {
   ++attempt;
   lending = Lending::unasked;
   for (LargePart& part : large) part = {part.part, LargePart::State::waiting, 0};
-  to_ask.clear();
-  next_to_ask = 0;
-  to_stream = {};
+  unsent.reset();
   has_turn = false;
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <queue>
 #include <span>
 #include <vector>
@@ -51,6 +52,18 @@ struct LargePart {
   std::uint64_t offset = 0;
 };
 
+// What an attempt to send a message has not written yet, as indices into its large parts. No search
+// for parts: a message may have 65,536.
+struct Unsent {
+  std::vector<std::size_t> to_ask;  // for a grant
+  std::size_t next_to_ask = 0;      // the first of them that is left
+  // Lowest index first.
+  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> to_stream;
+
+  bool has_to_ask() const { return next_to_ask < to_ask.size(); }
+  bool empty() const { return !has_to_ask() && to_stream.empty(); }
+};
+
 struct Outgoing {
   OutgoingMessage message;
   std::uint64_t lane_prev = 0;
@@ -58,11 +71,8 @@ struct Outgoing {
   std::uint64_t large_bytes = 0;
   std::uint64_t parts_cost = 0;  // wire::kPartCost of each
   std::vector<LargePart> large;
-  // Of this attempt, as indices into `large`: parts for which a grant is still to be requested, and
-  // parts to stream, lowest index first. No search for parts: a message may have 65,536.
-  std::vector<std::size_t> to_ask;
-  std::size_t next_to_ask = 0;  // the first of them that is left
-  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> to_stream;
+  // Null before the attempt has written the message's head, and if no part is large.
+  std::unique_ptr<Unsent> unsent;
   bool has_turn = false;  // the message's number is among the turns of its connection
   // Whether the connection can lend its parts: asked once per attempt.
   enum class Lending : std::uint8_t { unasked, asked, possible, impossible };
@@ -77,11 +87,9 @@ struct Outgoing {
     return part == wire::kBodyPart ? message.payload.body : message.payload.parts[part];
   }
   LargePart* find_large(std::uint32_t part);
-  bool has_to_ask() const { return next_to_ask < to_ask.size(); }
-  bool has_unsent() const { return has_to_ask() || !to_stream.empty(); }
   void stream(LargePart& part) {
     part.state = LargePart::State::streaming;
-    to_stream.push(static_cast<std::size_t>(&part - large.data()));
+    unsent->to_stream.push(static_cast<std::size_t>(&part - large.data()));
   }
   // Resets the message: nothing of it has been written to the next connection.
   void begin_attempt();

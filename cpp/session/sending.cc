@@ -115,7 +115,7 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
   frame.header.lane = message.lane;
   outgoing.connection = link.connection;
   outgoing.written = true;
-  plan_parts(outgoing, head);
+  if (!outgoing.large.empty()) plan_parts(outgoing, head);
   write(link, std::move(frame));
   if (!outgoing.large.empty()) {
     take_turn(link, seq, outgoing);
@@ -125,6 +125,7 @@ void Session::write_message(Time now, Link& link, std::uint64_t seq) {
 
 // In the order of the parts: by grant or as chunks, except those that are already lent or placed.
 void Session::plan_parts(Outgoing& outgoing, const wire::MessageHead& head) {
+  outgoing.unsent = std::make_unique<Unsent>();
   for (LargePart& large : outgoing.large) {
     if (large.state != LargePart::State::waiting) continue;
     const bool streams =
@@ -132,7 +133,7 @@ void Session::plan_parts(Outgoing& outgoing, const wire::MessageHead& head) {
     if (streams) {
       outgoing.stream(large);
     } else {
-      outgoing.to_ask.push_back(static_cast<std::size_t>(&large - outgoing.large.data()));
+      outgoing.unsent->to_ask.push_back(static_cast<std::size_t>(&large - outgoing.large.data()));
     }
   }
 }
@@ -152,17 +153,17 @@ void Session::write_parts(Link& link) {
     if (outgoing == nullptr || outgoing->connection != link.connection) continue;
     outgoing->has_turn = false;
     idle = write_part(link, seq, *outgoing) ? 0 : idle + 1;
-    if (outgoing->has_unsent()) take_turn(link, seq, *outgoing);
+    if (!outgoing->unsent->empty()) take_turn(link, seq, *outgoing);
   }
 }
 
 // Writes a chunk of the first part that may be written now, or asks for its grant. False: none may.
 bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  const bool may_ask = outgoing.has_to_ask() && link.grants_asked < kGrantsAsked;
-  const bool may_stream = !outgoing.to_stream.empty() && link.chunks_queued < kChunksQueued;
+  const Unsent& unsent = *outgoing.unsent;
+  const bool may_ask = unsent.has_to_ask() && link.grants_asked < kGrantsAsked;
+  const bool may_stream = !unsent.to_stream.empty() && link.chunks_queued < kChunksQueued;
   if (!may_ask && !may_stream) return false;
-  if (may_ask &&
-      (!may_stream || outgoing.to_ask[outgoing.next_to_ask] < outgoing.to_stream.top())) {
+  if (may_ask && (!may_stream || unsent.to_ask[unsent.next_to_ask] < unsent.to_stream.top())) {
     ask_for_grant(link, seq, outgoing);
   } else {
     write_chunk(link, seq, outgoing);
@@ -171,7 +172,8 @@ bool Session::write_part(Link& link, std::uint64_t seq, Outgoing& outgoing) {
 }
 
 void Session::ask_for_grant(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  LargePart& part = outgoing.large[outgoing.to_ask[outgoing.next_to_ask++]];
+  Unsent& unsent = *outgoing.unsent;
+  LargePart& part = outgoing.large[unsent.to_ask[unsent.next_to_ask++]];
   part.state = LargePart::State::asked;
   ++link.grants_asked;
   const std::size_t size = outgoing.bytes_of(part.part).size();
@@ -179,7 +181,7 @@ void Session::ask_for_grant(Link& link, std::uint64_t seq, Outgoing& outgoing) {
 }
 
 void Session::write_chunk(Link& link, std::uint64_t seq, Outgoing& outgoing) {
-  LargePart& part = outgoing.large[outgoing.to_stream.top()];
+  LargePart& part = outgoing.large[outgoing.unsent->to_stream.top()];
   const Buffer& bytes = outgoing.bytes_of(part.part);
   const std::size_t offset = static_cast<std::size_t>(part.offset);
   const std::size_t size = std::min(link.chunk_bytes, bytes.size() - offset);
@@ -187,7 +189,7 @@ void Session::write_chunk(Link& link, std::uint64_t seq, Outgoing& outgoing) {
   part.offset += size;
   if (part.offset == bytes.size()) {
     part.state = LargePart::State::sent;
-    outgoing.to_stream.pop();
+    outgoing.unsent->to_stream.pop();
   }
   ++link.chunks_queued;
   write(link, wire::make_frame(wire::FrameType::chunk, head, {bytes.slice(offset, size)}));

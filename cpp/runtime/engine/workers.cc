@@ -68,7 +68,7 @@ void Workers::help_after(Duration duration) {
 
 void Workers::tick(Time now) {
   if (now >= trim_at_) trim(now);
-  if (now >= resume_at_) resume_one(now);
+  if (now >= resume_at_) resume_one();
   if (now < help_at_) return;
   help_at_ = kNever;
   if (queue_.empty()) return;
@@ -184,7 +184,7 @@ void Workers::run_queued() {
 Tasks Workers::take() {
   const Engine::Lock lock = engine_.lock();
   Tasks task;
-  resume_one(io::now());
+  resume_one();
   if (queue_.empty() || stopping_ || running() > limit_) {
     engine_.flush();  // the replies of the tasks that ran
     return task;
@@ -199,7 +199,7 @@ bool Workers::stop(Time deadline) {
   Engine::Lock lock = engine_.lock();
   stopping_ = true;
   dropped.swap(queue_);
-  while (!resuming_.empty()) resume_one(Time{});
+  while (!resuming_.empty()) resume_one();
   work_.notify_all();
   engine_.loop().wake();
   const std::size_t own = current_workers == this ? 1 : 0;
@@ -220,7 +220,7 @@ void Workers::begin_wait() {
     refuse_wait("and the system gives no thread for further ones: " + lack);
   }
   ++lent_;
-  if (!resume_one(io::now()) && !is_last && !queue_.empty()) call_in_another();
+  if (!resume_one() && !is_last && !queue_.empty()) call_in_another();
 }
 
 // The number of workers that go on after a wait is limited, too: hundreds of threads that compete
@@ -245,11 +245,11 @@ void Workers::end_wait(Engine::Lock& lock) {
 }
 
 // Lets the first worker whose wait has ended go on.
-bool Workers::resume_one(Time now) {
+bool Workers::resume_one() {
   if (resuming_.empty()) return false;
   Resuming& first = *resuming_.front();
   resuming_.pop_front();
-  resume_at_ = resuming_.empty() ? kNever : now + kResumeAfter;
+  resume_at_ = resuming_.empty() ? kNever : io::now() + kResumeAfter;
   --lent_;
   first.goes_on = true;
   first.changed.notify_one();

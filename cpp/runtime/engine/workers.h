@@ -98,7 +98,7 @@ class Workers final : public Driven {
   void trim(Time now) MOOLINK_LOCKED;
   void begin_wait() MOOLINK_LOCKED;
   void end_wait(Engine::Lock& lock) MOOLINK_LOCKED;
-  bool resume_one(Time now) MOOLINK_LOCKED;
+  bool resume_one() MOOLINK_LOCKED;
   std::size_t running() const MOOLINK_LOCKED {
     return threads_ - lent_ - idle_ - (polling_ ? 1 : 0);
   }
