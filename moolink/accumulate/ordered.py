@@ -161,9 +161,10 @@ class OrderedCore(AccumulatorCore):
     def _contribute(self) -> None:
         whole, own = super().bucket(), set(self.own_units())
         given = {unit: batch for unit, batch in self._given.items() if unit in own}
-        counters, self._counters, self._given = self._counters, {}, {}
+        self._given = {}
         if not given:
-            return
+            return  # the counters come with the next gradient
+        counters, self._counters = self._counters, {}
         for unit in set(range(self._units)) - given.keys():
             whole[unit * self._stride :][: self._stride] = 0
         # The version that the round leads to: never 0, so that two stamps add up to no third one.

@@ -248,6 +248,29 @@ def test_a_unit_that_moves_within_a_turn_is_not_taken_for_another(
         break
 
 
+def test_counters_of_units_that_move_away_come_with_the_next_gradient(
+    make: Make, monkeypatch: Any
+) -> None:
+    leaves = parameters()
+    peer = make("peer", leaves, units=2)
+    connect([peer])
+    core: Any = peer._core
+
+    def contribute() -> None:
+        for leaf in leaves:
+            leaf.grad = torch.ones_like(leaf)
+        peer.reduce_gradients(1, {"episodes": 1})
+
+    contribute()
+    with monkeypatch.context() as moved:
+        moved.setattr(core, "own_units", list)
+        assert not peer.wants_gradients()
+    contribute()
+    contribute()
+    until(lambda: pump([peer]) or peer.has_gradients(), "a round")
+    assert peer.get_gradient_stats()["counters"]["episodes"] == 3
+
+
 def test_an_observer_has_no_units(make: Make) -> None:
     leaves, others = parameters(), parameters()
     member = make("member", leaves, units=2)
