@@ -98,7 +98,7 @@ MADE_FOR = {
         form 5000
         at 0 isolate 0 3205
     """,
-    # The broker sends the membership without the member that left, and is cut off before it arrives.
+    # The broker sends the membership without the one that left, and is cut off before it arrives.
     "ends_at_view_that_no_member_has": """
         seed 22930
         roles MMOM
