@@ -38,7 +38,9 @@ from examples.common.environments import make_envs  # noqa: E402
 from examples.common.memory import keep_freed_memory  # noqa: E402
 from examples.common.options import ImpalaOptions, parse  # noqa: E402
 from examples.common.run import Run  # noqa: E402
-from examples.torch.impala import Actor, impala_loss, make_net, make_optimizer  # noqa: E402
+from examples.torch.common import make_net, to_device  # noqa: E402
+from examples.torch.impala import Actor, impala_loss, make_optimizer  # noqa: E402
+from examples.torch.networks import Net  # noqa: E402
 
 TURN = 0.25  # CPU-seconds of a part's turn
 
@@ -99,15 +101,14 @@ def make_parts(o: ImpalaOptions) -> dict[str, tuple[Callable[[], object], int]]:
     o.env_threads = 1
     envs = make_envs(o, o.envs_per_group)
     num_envs = envs.num_envs
-    net = make_net(envs, o, None)
+    net = make_net(Net, envs, o, None)
     optimizer = make_optimizer(net, o)
     actor = Actor(o, envs, net, Run(o, envs))
-    acting = actor.play(envs, 0)
-    while actor.full.empty():
-        next(acting)
-    batch = actor.full.get()
-    observation = {name: x[0] for name, x in batch.unroll.observation.items()}
-    first, memory = torch.from_numpy(batch.unroll.first[0]), actor.net.no_memory(num_envs)
+    group = actor.begin(0)
+    while (batch := actor.next_batch(0)) is None:
+        actor.go_on(group)
+    whole, memory = batch.unroll.data(slice(num_envs)), actor.net.no_memory(num_envs)
+    observation, first = {k: x[0] for k, x in whole["observation"].items()}, whole["first"][0]
     random, sizes = np.random.default_rng(0), envs.actions.choices
 
     def step_environment() -> None:
@@ -115,16 +116,15 @@ def make_parts(o: ImpalaOptions) -> dict[str, tuple[Callable[[], object], int]]:
         envs.recv()
 
     def infer() -> None:
-        tensors = {name: torch.from_numpy(x) for name, x in observation.items()}
-        pi, _, _ = actor.infer(tensors, first, memory)
+        pi, _, _ = actor.infer(observation, first, memory)
         pi.log_prob(pi.sample())
 
     def train() -> None:
-        impala_loss(net, batch, o).total.backward()
+        impala_loss(net, to_device(batch.data, net.device), o).total.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), o.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        actor.take_parameters(net, actor.version + 1)
+        actor.take_parameters(net.state_dict().values(), actor.version + 1)
 
     return {
         "environment": (step_environment, num_envs),

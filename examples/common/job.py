@@ -23,12 +23,12 @@ from examples.common import checkpoint, curve
 from examples.common.curve import LearningCurve
 from examples.common.environments import rules_of, said_rules
 from examples.common.folder import RunFolder
+from examples.common.normalizer import THOUSANDTHS
 from examples.common.options import Options
 from examples.common.progress import Terminal, process_start, progress_line
 from moolink import files
 from moolink.launch import place
 
-THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 WINDOW = 100  # episodes whose mean return is reported
 TURN_TIMEOUT = 0.5  # seconds in which the training loop must reach its next turn after a signal
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -1,4 +1,5 @@
-"""Running statistics by which observations and rewards are normalised, shared by all peers."""
+"""Statistics of a job's environments: finished episodes, and what observations and rewards are
+normalised by. All peers share them."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moolink
-from examples.common.observations import MASK
+from examples.common.environments import Environments, Step, on_host
+from examples.common.observations import MASK, Observation
 from examples.common.options import GroupOptions
 
 INTERVAL = 8  # turns between two sums over the group
+THOUSANDTHS = 1000  # a round's counters are integers, so returns travel in thousandths
 
 
 class Normalizer:
@@ -155,6 +158,83 @@ class _Returns:
         self._running = np.where(over, 0.0, self._running)
         scaled = np.clip(reward * normalizer.scale["return"][1], -10, 10)
         return scaled.astype(np.float32)
+
+
+class Episodes:
+    """Episodes that this peer's environments finished and that are not yet reported."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = self._return = 0
+
+    def column(self, num_envs: int) -> _Column:
+        """A part that follows `num_envs` environments."""
+        return _Column(self, num_envs)
+
+    def add(self, returns: NDArray[np.float64]) -> None:
+        with self._lock:
+            self._count += len(returns)
+            self._return += int(np.rint(returns * THOUSANDTHS).sum())
+
+    def give(self, counters: Mapping[str, int]) -> None:
+        """Adds the counters that `take` of another has returned."""
+        with self._lock:
+            self._count += counters["episodes"]
+            self._return += counters["return_thousandths"]
+
+    def take(self) -> dict[str, int]:
+        """The episodes finished since the last call, as counters of a contribution."""
+        with self._lock:
+            counters = {"episodes": self._count, "return_thousandths": self._return}
+            self._count = self._return = 0
+            return counters
+
+
+class _Column:
+    """Returns under way of one vector of environments."""
+
+    def __init__(self, episodes: Episodes, num_envs: int) -> None:
+        self._episodes = episodes
+        self._running = np.zeros(num_envs)
+
+    def add(self, reward: NDArray[np.float32], over: NDArray[np.bool_]) -> None:
+        self._running += reward
+        if over.any():
+            self._episodes.add(self._running[over])
+            self._running[over] = 0.0
+
+
+class NormalizedEnvs:
+    """Environments whose episodes are counted, and whose observations and rewards are normalised.
+
+    Attributes:
+        envs: as they are.
+        num_envs: E.
+    """
+
+    def __init__(self, envs: Environments, normalizer: Normalizer, episodes: Episodes) -> None:
+        self.envs, self.num_envs = envs, envs.num_envs
+        self.normalizer, self.episodes = normalizer, episodes
+        self._returns, self._rewards = episodes.column(envs.num_envs), normalizer.column()
+
+    def reset(self, seed: int | None) -> Observation:
+        """As `Environments.reset`."""
+        return self.normalizer.observe(self.envs.reset(seed))
+
+    def send(self, action: Any) -> None:
+        """Starts a step with a policy's actions [E, N], in an array of any framework."""
+        self.envs.send(on_host(action).astype(self.envs.actions.dtype, copy=False))
+
+    def recv(self) -> Step:
+        """Waits for the step that `send` started."""
+        step = self.envs.recv()
+        self._returns.add(step.reward, step.episode_over)
+        last = step.last_observation
+        return step._replace(
+            observation=self.normalizer.observe(step.observation),
+            reward=self._rewards.scaled(step.reward, step.episode_over),
+            last_observation=None if last is None else self.normalizer(last),
+        )
 
 
 def _moments(shape: tuple[int, ...]) -> NDArray[np.float64]:

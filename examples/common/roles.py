@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 import moolink
 from examples.common.environments import Environments
-from examples.common.job import THOUSANDTHS, Job, Stopped
+from examples.common.job import Job, Stopped
+from examples.common.normalizer import THOUSANDTHS
 from examples.common.options import OptionError, Options
 
 GOODBYE = 10.0  # seconds for which the learner waits until all others know that the job is over

@@ -1,4 +1,4 @@
-"""Helpers of the JAX learners: JAX's settings, a layer, and checkpoints."""
+"""Helpers of the JAX learners: JAX's settings, a layer, networks and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import moolink.jax
+from examples.common import checkpoint
+from examples.common.environments import Environments, random_means
 from examples.common.options import Options
 
 Parameters = OrderedDict[str, Any]  # by torch's names, in torch's order
@@ -28,6 +31,21 @@ def configure(o: Options, one_thread: bool = False) -> None:
 
 def dense(p: Mapping[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
     return x @ p[name + ".weight"].T + p[name + ".bias"]
+
+
+def parameters_of(
+    net: Any, envs: Environments, o: Options, saved: dict[str, Any] | None
+) -> tuple[Parameters, Parameters]:
+    """A network's parameters and buffers: of a checkpoint, or new and equal at all peers."""
+    p = net.init(o.seed)
+    if saved is None:
+        seed_envs = getattr(o, "deterministic", False)
+        return p, net.buffers(random_means(envs, o.seed, seed_envs=seed_envs))
+    spaces = envs.observation_spaces.items()
+    zeros = {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}
+    buffers = net.buffers(zeros)
+    found = checkpoint.parameters(o, saved, {**p, **buffers})
+    return arrays(found, p), arrays(found, buffers)
 
 
 def snapshot(accumulator: moolink.jax.Accumulator) -> dict[str, Any]:

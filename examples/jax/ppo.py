@@ -30,62 +30,17 @@ import optax
 from jax import lax
 
 import moolink.jax
-from examples.common import checkpoint
-from examples.common.environments import Environments, make_envs, random_means
+from examples.common.environments import Environments, make_envs
 from examples.common.evaluation import evaluated
+from examples.common.normalizer import NormalizedEnvs
 from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
 from examples.jax.common import Parameters, dense
+from examples.jax.networks import Choices, Gaussian, State
 
-State = tuple[Any, Any]  # h and c of the LSTM, each [E, H]
-
-# The network and its policy
-
-
-class Choices:
-    """The policy in Discrete and MultiDiscrete spaces: N independent choices, actions [..., N]."""
-
-    def __init__(self, logits: jax.Array, sizes: tuple[int, ...]) -> None:
-        parts = jnp.split(logits, np.cumsum(sizes)[:-1], axis=-1)
-        self.log_pis = [jax.nn.log_softmax(x) for x in parts]
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, len(self.log_pis))
-        drawn = map(jax.random.categorical, keys, self.log_pis)
-        return jnp.stack(list(drawn), -1).astype(jnp.int32)
-
-    def mode(self) -> jax.Array:
-        return jnp.stack([x.argmax(-1) for x in self.log_pis], -1)
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        taken = zip(self.log_pis, jnp.split(action, action.shape[-1], axis=-1), strict=True)
-        return sum(jnp.take_along_axis(x, a, -1).squeeze(-1) for x, a in taken)
-
-    def entropy(self) -> jax.Array:
-        return sum(-(jnp.exp(x) * x).sum(-1) for x in self.log_pis)
-
-
-class Gaussian:
-    """The policy in Box spaces: actions [..., N], of which the environments see -1 ... 1."""
-
-    def __init__(self, mean: jax.Array, log_std: jax.Array) -> None:
-        self.mean, self.log_std = mean, log_std
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape)
-
-    def mode(self) -> jax.Array:
-        return self.mean
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        x = (action - self.mean) * jnp.exp(-self.log_std)
-        return -(0.5 * x**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
-
-    def entropy(self) -> jax.Array:
-        entropy = (self.log_std + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
-        return jnp.broadcast_to(entropy, self.mean.shape[:-1])
+# The network
 
 
 class Encoder:
@@ -283,14 +238,12 @@ class Player:
     """Plays rollouts with the network, and goes on where the last one ended."""
 
     def __init__(self, envs: Environments, net: Net, run: Run, o: PpoOptions) -> None:
-        self.envs, self.o, self.normalizer = envs, o, run.normalizer
+        self.envs, self.o = NormalizedEnvs(envs, run.normalizer, run.episodes), o
         self.parameters: tuple[Parameters, Parameters]  # and buffers; set by the loop
         self.act, self.count = jax.jit(partial(act, net)), 0
         self.key = jax.random.key(o.acting_seed)  # no two peers take the same actions
-        self.returns = run.episodes.column(envs.num_envs)
-        self.rewards = run.normalizer.column()
         seed = o.acting_seed if o.seed_envs else None
-        self.observation = self.normalizer.observe(envs.reset(seed))
+        self.observation = self.envs.reset(seed)
         self.first = np.ones(envs.num_envs, np.bool_)
         self.state = net.no_memory(envs.num_envs)
 
@@ -306,19 +259,16 @@ class Player:
             observation, first = self.observation, self.first
             *acted, self.state = self.infer(observation, first, self.state)
             action, log_prob, value = map(np.asarray, acted)
-            self.envs.send(action.astype(self.envs.actions.dtype))
+            self.envs.send(action)
             step = self.envs.recv()
-            self.returns.add(step.reward, step.episode_over)
-            reward = self.rewards.scaled(step.reward, step.episode_over)
-            reward = np.sign(reward) if o.clip_reward else reward
+            reward = np.sign(step.reward) if o.clip_reward else step.reward
             if step.last_observation is not None:  # cut off: what would have followed counts
-                last = self.normalizer(step.last_observation)
+                last = step.last_observation
                 _, _, last_value, _ = self.infer(last, np.zeros_like(first), self.state)
                 reward = reward + o.discount * np.where(step.truncated, last_value, 0.0)
             discount = np.where(step.terminated | step.truncated, 0.0, o.discount)
             rows.append((observation, first, action, log_prob, value, reward, discount))
-            self.observation = self.normalizer.observe(step.observation)
-            self.first = step.episode_over
+            self.observation, self.first = step.observation, step.episode_over
         _, _, last_value, _ = self.infer(self.observation, self.first, self.state)
         observations, *columns = zip(*rows, strict=True)
         first, action, log_prob, value, reward, discount = map(np.stack, columns)
@@ -363,28 +313,13 @@ def ppo_loss(
     return total, entropy
 
 
-def make_net(
-    envs: Environments, o: PpoOptions, saved: dict[str, Any] | None
-) -> tuple[Net, Parameters, Parameters]:
-    """The network, with parameters and buffers of a checkpoint, or new and equal at all peers."""
-    net = Net(envs, o)
-    p = net.init(o.seed)
-    if saved is None:
-        return net, p, net.buffers(random_means(envs, o.seed))
-    spaces = envs.observation_spaces.items()
-    buffers = net.buffers(
-        {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}
-    )
-    found = checkpoint.parameters(o, saved, {**p, **buffers})
-    return net, common.arrays(found, p), common.arrays(found, buffers)
-
-
 def train(o: PpoOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
     common.configure(o)
     envs = make_envs(o, o.num_envs)
     run = Run(o, envs)
-    net, p, buffers = make_net(envs, o, run.saved)
+    net = Net(envs, o)
+    p, buffers = common.parameters_of(net, envs, o, run.saved)
     optimizer = optax.adam(1.0, eps=o.adam_eps)  # `accumulator.steps()` multiplies by the rate
     optimizer_state = optimizer.init(p)
     if run.saved is not None:
@@ -405,19 +340,9 @@ def train(o: PpoOptions) -> None:
         ) as accumulator,
         run.joined(group, accumulator, partial(common.snapshot, accumulator)),
     ):
-        accumulator.set_virtual_batch_size(o.round_size)
-        accumulator.set_parallel_gradients(o.parallel_gradients)
-        accumulator.set_model_version(run.version)
-        connect()
+        run.begin(connect)
         for step in accumulator.steps(
-            optimizer,
-            optimizer_state=optimizer_state,
-            learning_rate=o.rate,
-            until=run.is_over,
-            totals=run.totals,
-            state=run.state,
-            load_state=run.load_state,
-            idle=run.idle,
+            optimizer, optimizer_state=optimizer_state, learning_rate=o.rate, **run.callbacks()
         ):
             if not run.turn(step):
                 continue
@@ -434,7 +359,8 @@ def evaluate(o: PpoOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     common.configure(o)
     with evaluated(o) as evaluation:
-        net, p, buffers = make_net(evaluation.envs, o, evaluation.saved)
+        net = Net(evaluation.envs, o)
+        p, buffers = common.parameters_of(net, evaluation.envs, o, evaluation.saved)
         state = net.no_memory(evaluation.envs.num_envs)
 
         @jax.jit

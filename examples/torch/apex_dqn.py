@@ -22,6 +22,7 @@ import copy
 import queue
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import moolink.torch
-from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import OptionError
 from examples.common.roles import LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
-from examples.torch.common import load_published, to_device
+from examples.torch.common import device_of, load_published, load_saved, snapshot, to_device
+from examples.torch.networks import Features
 from moolink.replay import NStepWriter, Prioritized, SampleToInsertRatio, Table
 
 REPORTED = 0.02  # returns are those of environments with an epsilon below it
@@ -89,31 +90,16 @@ class ApexOptions(RoleOptions):
             self.total_steps = 200_000
 
 
-class Net(nn.Module):
-    """Convolutions of images [C, H, W], else a dense layer; a dense layer; dueling heads."""
-
-    mean: Tensor
+class Net(Features):
+    """Features, and dueling heads."""
 
     def __init__(self, space: spaces.Box, num_actions: int, mean: np.ndarray | None, width: int):
-        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
-        super().__init__()
-        self.is_uint8 = space.dtype == np.uint8
-        mean = np.zeros(space.shape, np.float32) if mean is None else mean
-        self.register_buffer("mean", torch.from_numpy(mean))
-        if len(space.shape) == 3:
-            first, second = ((8, 4), (4, 2)) if space.shape[1] >= 64 else ((6, 3), (3, 2))
-            layers = [nn.Conv2d(space.shape[0], 16, *first), nn.ReLU()]
-            layers += [nn.Conv2d(16, 32, *second), nn.ReLU(), nn.Flatten()]
-        else:
-            layers = [nn.Flatten(), nn.Linear(int(np.prod(space.shape)), width), nn.ReLU()]
-        size = nn.Sequential(*layers)(torch.zeros(1, *space.shape)).shape[1]
-        self.layers = nn.Sequential(*layers, nn.Linear(size, width), nn.ReLU())
+        super().__init__(space, mean, width, nn.ReLU)
         self.value, self.advantage = nn.Linear(width, 1), nn.Linear(width, num_actions)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] -> Q [B, A]."""
-        x = observation.float()
-        x = self.layers(((x - self.mean) / 32).clamp(-4, 4) if self.is_uint8 else x)
+        x = self.features(observation)
         advantage = self.advantage(x)
         return self.value(x) + advantage - advantage.mean(-1, keepdim=True)
 
@@ -220,25 +206,20 @@ def learn(o: ApexOptions) -> None:
     space, num_actions = spaces_of(envs)
     net = Net(space, num_actions, random_means(envs, o.seed).get("obs"), o.hidden_size)
     envs.close()
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if o.device == "auto" else o.device
+    device = device_of(o)
     optimizer = torch.optim.Adam(net.to(device).parameters(), lr=o.learning_rate, eps=o.adam_eps)
     if run.saved is not None:
-        saved = checkpoint.parameters(o, run.saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
+        load_saved(net, o, run.saved)
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
     target = copy.deepcopy(net).requires_grad_(False)
     played: queue.SimpleQueue[tuple[int, list[float]]] = queue.SimpleQueue()
-
-    def snapshot() -> dict[str, Any]:
-        optimizer_state = moolink.torch.optimizer_state(optimizer)
-        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
 
     with (
         connected(o, o.learner) as rpc,
         make_replay(o) as replay,
         moolink.ReplayServer(rpc, replay),
         moolink.Publisher(rpc, "policy") as publisher,
-        run.joined(rpc, snapshot),
+        run.joined(rpc, partial(snapshot, net, optimizer)),
     ):
         rpc.define("played", lambda steps, returns: played.put((steps, returns)))
         version, updates = publisher.publish(net.state_dict(), run.version + 1), 0
@@ -286,8 +267,7 @@ def evaluate(o: ApexOptions) -> None:
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
         net = Net(space, num_actions, None, o.hidden_size).requires_grad_(False)
-        saved = checkpoint.parameters(o, evaluation.saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
+        load_saved(net, o, evaluation.saved)
         while not evaluation.is_over():
             q = net(torch.from_numpy(evaluation.observation["obs"]))
             evaluation.step(q.argmax(-1, keepdim=True).numpy())

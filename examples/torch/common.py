@@ -1,13 +1,54 @@
-"""Helpers of the torch learners: copies of weights and of data."""
+"""Helpers of the torch learners: networks and checkpoints, copies of weights and of data."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+import moolink.torch
+from examples.common import checkpoint
+from examples.common.environments import Environments, random_means
+from examples.common.options import Options
+
+N = TypeVar("N", bound=nn.Module)
+
+
+def device_of(o: Options) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if o.device == "auto" else o.device
+
+
+def make_net(kind: type[N], envs: Environments, o: Options, saved: dict[str, Any] | None) -> N:
+    """A network `kind(envs, means of random play, options)` on its device: with the parameters of a
+    checkpoint, or new and equal at all peers."""
+    torch.manual_seed(o.seed)
+    if saved is None:
+        means = random_means(envs, o.seed, seed_envs=getattr(o, "deterministic", False))
+    else:
+        spaces = envs.observation_spaces.items()
+        means = {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}
+    net = kind(envs, means, o)
+    if saved is not None:
+        load_saved(net, o, saved)
+    torch.manual_seed(o.acting_seed)  # no two peers take the same actions
+    return net.to(device_of(o))
+
+
+def load_saved(net: nn.Module, o: Options, saved: dict[str, Any]) -> None:
+    """Takes the parameters and buffers of a checkpoint. Raises moolink.FileError if they are of
+    another network."""
+    found = checkpoint.parameters(o, saved, net.state_dict())
+    net.load_state_dict({name: torch.from_numpy(x) for name, x in found.items()})
+
+
+def snapshot(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The model for a checkpoint."""
+    optimizer_state = moolink.torch.optimizer_state(optimizer)
+    return {"parameters": net.state_dict(), "optimizer": optimizer_state}
 
 
 def load_published(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
@@ -36,12 +77,18 @@ def make_deterministic() -> None:
     torch.set_num_threads(1)  # a sum that is divided among threads has other bits
 
 
-def to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on a device. Once it returns, `x` may be overwritten.
+def to_device(x: Any, device: torch.device | str) -> Any:
+    """A tree of dicts and tuples of arrays as tensors on a device. Once it returns, the arrays may
+    be overwritten, but on the CPU the tensors are the same memory.
 
     Copies to a GPU go through pinned memory, so that the host does not wait for them; torch reuses
-    that memory once they are done. On the CPU it is `x` itself.
+    that memory once they are done.
     """
+    if isinstance(x, dict):
+        return {name: to_device(part, device) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(to_device(part, device) for part in x)
+    x = x if isinstance(x, Tensor) else torch.from_numpy(x)
     if torch.device(device).type != "cuda" or x.device.type != "cpu":
         return x.to(device)
     pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

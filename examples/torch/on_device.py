@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ import moolink.torch
 from examples.common import checkpoint
 from examples.common.environments import constructor
 from examples.common.evaluation import report
-from examples.common.job import THOUSANDTHS
+from examples.common.normalizer import THOUSANDTHS
 from examples.common.options import OptionError, PpoOptions
 from examples.common.run import Run, main, make_group
+from examples.torch.common import device_of, load_saved, snapshot
 
 Gaussian = torch.distributions.Normal
 
@@ -214,8 +216,7 @@ def make(o: OnDeviceOptions, num_envs: int, saved: dict[str, Any] | None) -> tup
     made_by = constructor(o.env_id)
     if made_by is None:
         raise OptionError(f"--env-id {o.env_id} must be module:function(num_envs, device)")
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(auto if o.device == "auto" else o.device)
+    device = torch.device(device_of(o))
     envs = made_by(num_envs=num_envs, device=device)
     space = envs.single_observation_space
     inputs = space["policy"] if hasattr(space, "spaces") else space
@@ -223,8 +224,7 @@ def make(o: OnDeviceOptions, num_envs: int, saved: dict[str, Any] | None) -> tup
     size, actions = (torch.Size(box.shape).numel() for box in (inputs, envs.single_action_space))
     net = Net(size, actions, o)
     if saved is not None:
-        found = checkpoint.parameters(o, saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in found.items()})
+        load_saved(net, o, saved)
     torch.manual_seed(o.acting_seed)  # no two peers take the same actions
     return envs, net.to(device)
 
@@ -238,10 +238,6 @@ def train(o: OnDeviceOptions) -> None:
     if run.saved is not None:
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
 
-    def snapshot() -> dict[str, Any]:
-        optimizer_state = moolink.torch.optimizer_state(optimizer)
-        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
-
     player = Player(envs, net, o, next(net.parameters()).device)
     batches = minibatches(player, o)
     with (
@@ -253,21 +249,10 @@ def train(o: OnDeviceOptions) -> None:
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
         ) as accumulator,
-        run.joined(group, accumulator, snapshot),
+        run.joined(group, accumulator, partial(snapshot, net, optimizer)),
     ):
-        accumulator.set_virtual_batch_size(o.round_size)
-        accumulator.set_parallel_gradients(o.parallel_gradients)
-        accumulator.set_model_version(run.version)
-        connect()
-        for step in accumulator.steps(
-            optimizer,
-            learning_rate=o.rate,
-            until=run.is_over,
-            totals=run.totals,
-            state=run.state,
-            load_state=run.load_state,
-            idle=run.idle,
-        ):
+        run.begin(connect)
+        for step in accumulator.steps(optimizer, learning_rate=o.rate, **run.callbacks()):
             if not run.turn(step):
                 continue
             rows, new_steps = next(batches)

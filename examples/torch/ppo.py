@@ -18,66 +18,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import moolink.torch
-from examples.common import checkpoint
-from examples.common.environments import Environments, make_envs, random_means
+from examples.common.environments import Environments, make_envs
 from examples.common.evaluation import evaluated
+from examples.common.normalizer import NormalizedEnvs
 from examples.common.observations import ILLEGAL, MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
-from examples.torch.common import to_device
+from examples.torch.common import make_net, snapshot, to_device
+from examples.torch.networks import Choices, Gaussian, State
 
-State = tuple[Tensor, Tensor]  # h and c of the LSTM, each [E, H]
-
-# The network and its policy
-
-
-class Choices:
-    """The policy in Discrete and MultiDiscrete spaces: N independent choices, actions [..., N]."""
-
-    def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
-        self.log_pis = [F.log_softmax(x, dim=-1) for x in logits.split(sizes, dim=-1)]
-
-    def sample(self) -> Tensor:
-        # The largest of log p_i - log e_i, with e_i exponential, is i with probability p_i.
-        noisy = [x - torch.empty_like(x).exponential_().log_() for x in self.log_pis]
-        return torch.stack([x.argmax(-1) for x in noisy], -1)
-
-    def mode(self) -> Tensor:
-        return torch.stack([x.argmax(-1) for x in self.log_pis], -1)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        parts = zip(self.log_pis, action.split(1, dim=-1), strict=True)
-        return sum(x.gather(-1, a).squeeze(-1) for x, a in parts)
-
-    def entropy(self) -> Tensor:
-        return sum(-(x.exp() * x).sum(-1) for x in self.log_pis)
-
-
-class Gaussian:
-    """The policy in Box spaces: actions [..., N], of which the environments see -1 ... 1."""
-
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        self.normal = torch.distributions.Normal(mean, log_std.exp(), validate_args=False)
-
-    def sample(self) -> Tensor:
-        return self.normal.sample()
-
-    def mode(self) -> Tensor:
-        return self.normal.mean
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return self.normal.log_prob(action).sum(-1)
-
-    def entropy(self) -> Tensor:
-        return self.normal.entropy().sum(-1)
+# The network
 
 
 def layer(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -218,21 +176,16 @@ class Player:
     """Plays rollouts with the network, and goes on where the last one ended."""
 
     def __init__(self, envs: Environments, net: Net, run: Run, o: PpoOptions) -> None:
-        self.envs, self.net, self.o, self.normalizer = envs, net, o, run.normalizer
-        self.returns = run.episodes.column(envs.num_envs)
-        self.rewards = run.normalizer.column()
+        self.envs, self.net, self.o = NormalizedEnvs(envs, run.normalizer, run.episodes), net, o
         self.device = next(net.parameters()).device
         seed = o.acting_seed if o.seed_envs else None
-        self.observation = self.tensors(self.normalizer.observe(envs.reset(seed)))
+        self.observation = self.tensors(self.envs.reset(seed))
         self.first = torch.ones(1, envs.num_envs, dtype=torch.bool, device=self.device)
         self.state = net.no_memory(envs.num_envs)
 
-    def tensor(self, x: np.ndarray) -> Tensor:
-        return to_device(torch.from_numpy(x), self.device)
-
-    def tensors(self, observation: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """[1, E, ...]"""
-        return {k: self.tensor(x)[None] for k, x in observation.items()}
+    def tensors(self, x: Any) -> Any:
+        """Arrays [E, ...] as tensors [1, E, ...]."""
+        return one_step(to_device(x, self.device))
 
     @torch.no_grad()
     def rollout(self) -> Batch:
@@ -242,29 +195,31 @@ class Player:
             observation, first = self.observation, self.first
             pi, value, self.state = self.net(observation, first, self.state)
             action = pi.sample()
-            self.envs.send(action[0].cpu().numpy())
+            self.envs.send(action[0])
             step = self.envs.recv()
-            self.returns.add(step.reward, step.episode_over)
-            reward = self.tensor(self.rewards.scaled(step.reward, step.episode_over))
+            reward = self.tensors(step.reward)
             reward = reward.sign() if o.clip_reward else reward
             if step.last_observation is not None:  # cut off: what would have followed counts
-                last = self.tensors(self.normalizer(step.last_observation))
+                last = self.tensors(step.last_observation)
                 _, last_value, _ = self.net(last, torch.zeros_like(first), self.state)
                 # Not a product: rows that were not cut off can hold NaN.
-                last_value = last_value[0].where(self.tensor(step.truncated), 0.0)
+                last_value = last_value.where(self.tensors(step.truncated), 0.0)
                 reward = reward + o.discount * last_value
-            ended = self.tensor(step.terminated | step.truncated)
-            discount = o.discount * ~ended
+            discount = o.discount * ~self.tensors(step.terminated | step.truncated)
             rows.append((observation, first, action, pi.log_prob(action), value, reward, discount))
-            self.observation = self.tensors(self.normalizer.observe(step.observation))
-            self.first = self.tensor(step.episode_over)[None]
+            self.observation = self.tensors(step.observation)
+            self.first = self.tensors(step.episode_over)
         _, last_value, _ = self.net(self.observation, self.first, self.state)
         observations, *columns = zip(*rows, strict=True)
-        first, action, log_prob, value = map(torch.cat, columns[:4])
-        reward, discount = map(torch.stack, columns[4:])
+        first, action, log_prob, value, reward, discount = map(torch.cat, columns)
         advantage = advantages(reward, discount, value, last_value[0], o.gae_lambda)
         observation = {k: torch.cat([x[k] for x in observations]) for k in self.observation}
         return Batch(observation, first, action, log_prob, advantage, advantage + value, state)
+
+
+def one_step(x: Any) -> Any:
+    """Tensors [E, ...], or a dict of them, as [1, E, ...]."""
+    return {key: part[None] for key, part in x.items()} if isinstance(x, dict) else x[None]
 
 
 def minibatches(player: Player, o: PpoOptions) -> Iterator[tuple[Batch, int]]:
@@ -305,36 +260,15 @@ def ppo_loss(net: Net, batch: Batch, o: PpoOptions) -> Losses:
     return Losses(total, entropy.detach())
 
 
-def make_net(envs: Environments, o: PpoOptions, saved: dict[str, Any] | None) -> Net:
-    """The network: with the parameters of a checkpoint, or new and equal at all peers."""
-    torch.manual_seed(o.seed)
-    if saved is None:
-        net = Net(envs, random_means(envs, o.seed), o)
-    else:
-        spaces = envs.observation_spaces.items()
-        net = Net(
-            envs, {k: np.zeros(s.shape, np.float32) for k, s in spaces if s.dtype == np.uint8}, o
-        )
-        found = checkpoint.parameters(o, saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in found.items()})
-    torch.manual_seed(o.acting_seed)  # no two peers take the same actions
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    return net.to(auto if o.device == "auto" else o.device)
-
-
 def train(o: PpoOptions) -> None:
     """Learns, until the job's steps or seconds are over, or until a signal comes."""
     torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     envs = make_envs(o, o.num_envs)
     run = Run(o, envs)
-    net = make_net(envs, o, run.saved)
+    net = make_net(Net, envs, o, run.saved)
     optimizer = torch.optim.Adam(net.parameters(), lr=o.learning_rate, eps=o.adam_eps)
     if run.saved is not None:
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
-
-    def snapshot() -> dict[str, Any]:
-        optimizer_state = moolink.torch.optimizer_state(optimizer)
-        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
 
     batches = minibatches(Player(envs, net, run, o), o)
     with (
@@ -347,21 +281,10 @@ def train(o: PpoOptions) -> None:
             max_grad_norm=o.max_grad_norm,
             on_nonfinite="raise",
         ) as accumulator,
-        run.joined(group, accumulator, snapshot),
+        run.joined(group, accumulator, partial(snapshot, net, optimizer)),
     ):
-        accumulator.set_virtual_batch_size(o.round_size)
-        accumulator.set_parallel_gradients(o.parallel_gradients)
-        accumulator.set_model_version(run.version)
-        connect()
-        for step in accumulator.steps(
-            optimizer,
-            learning_rate=o.rate,
-            until=run.is_over,
-            totals=run.totals,
-            state=run.state,
-            load_state=run.load_state,
-            idle=run.idle,
-        ):
+        run.begin(connect)
+        for step in accumulator.steps(optimizer, learning_rate=o.rate, **run.callbacks()):
             if not run.turn(step):
                 continue
             batch, new_steps = next(batches)
@@ -376,16 +299,13 @@ def evaluate(o: PpoOptions) -> None:
     """Plays episodes from the checkpoint, and reports their returns."""
     torch.manual_seed(o.seed)
     torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
-    with evaluated(o) as evaluation:
-        net = make_net(evaluation.envs, o, evaluation.saved)
+    with evaluated(o) as evaluation, torch.no_grad():
+        net = make_net(Net, evaluation.envs, o, evaluation.saved)
         device, state = next(net.parameters()).device, net.no_memory(evaluation.envs.num_envs)
         while not evaluation.is_over():
-            observation, first = evaluation.observation, torch.from_numpy(evaluation.first)[None]
-            moved = {k: torch.from_numpy(x)[None].to(device) for k, x in observation.items()}
-            with torch.no_grad():
-                pi, _, state = net(moved, first.to(device), state)
-                action = pi.mode() if o.greedy else pi.sample()
-            evaluation.step(action[0].cpu().numpy())
+            observation, first = to_device((evaluation.observation, evaluation.first), device)
+            pi, _, state = net(one_step(observation), first[None], state)
+            evaluation.step((pi.mode() if o.greedy else pi.sample())[0].cpu().numpy())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import moolink.torch
-from examples.common import checkpoint
 from examples.common.environments import make_envs, random_means
 from examples.common.evaluation import evaluated
 from examples.common.options import OptionError
 from examples.common.roles import GOODBYE, LearnerRun, RoleOptions, connected, follower, spaces_of
 from examples.common.run import main
-from examples.torch.common import load_published, to_device
+from examples.torch.common import device_of, load_published, load_saved, snapshot, to_device
+from examples.torch.networks import ActorCritic
 from examples.torch.vtrace import vtrace
 
 MOST_ENVS = 4096  # of all actors
@@ -97,39 +98,6 @@ class SeedOptions(RoleOptions):
         super().validate()
         if self.env_numbers[-1] >= MOST_ENVS:
             raise OptionError(f"a server has room for {MOST_ENVS} environments of all actors")
-
-
-class Net(nn.Module):
-    """Convolutions of images [C, H, W], else a dense layer; then a dense layer and two heads."""
-
-    mean: Tensor
-
-    def __init__(self, space: spaces.Box, num_actions: int, mean: np.ndarray | None, width: int):
-        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
-        super().__init__()
-        self.is_uint8 = space.dtype == np.uint8
-        mean = np.zeros(space.shape, np.float32) if mean is None else mean
-        self.register_buffer("mean", torch.from_numpy(mean))
-        if len(space.shape) == 3:
-            first, second = ((8, 4), (4, 2)) if space.shape[1] >= 64 else ((6, 3), (3, 2))
-            layers = [nn.Conv2d(space.shape[0], 16, *first), nn.ReLU()]
-            layers += [nn.Conv2d(16, 32, *second), nn.ReLU(), nn.Flatten()]
-        else:
-            layers = [nn.Flatten(), nn.Linear(int(np.prod(space.shape)), width), nn.Tanh()]
-        size = nn.Sequential(*layers)(torch.zeros(1, *space.shape)).shape[1]
-        self.layers = nn.Sequential(*layers, nn.Linear(size, width), nn.ReLU())
-        self.policy, self.baseline = nn.Linear(width, num_actions), nn.Linear(width, 1)
-
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Observations [T, B, ...] -> logits of the policy [T, B, actions], baseline [T, B]."""
-        x = observation.flatten(0, 1).float()
-        x = ((x - self.mean) / 32).clamp(-4, 4) if self.is_uint8 else x
-        x, T = self.layers(x), len(observation)
-        return self.policy(x).unflatten(0, (T, -1)), self.baseline(x).view(T, -1)
-
-
-def device_of(o: SeedOptions) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if o.device == "auto" else o.device
 
 
 # Acting
@@ -210,7 +178,7 @@ def serve(o: SeedOptions) -> None:
     space, num_actions = spaces_of(envs)
     envs.close()
     device = device_of(o)
-    net = Net(space, num_actions, None, o.hidden_size).to(device).requires_grad_(False)
+    net = ActorCritic(space, num_actions, None, o.hidden_size).to(device).requires_grad_(False)
     lock, loaded = threading.Lock(), -1
 
     def infer(batch: moolink.InferenceBatch) -> tuple[Tensor, Tensor]:
@@ -262,7 +230,9 @@ def serve(o: SeedOptions) -> None:
 # Learning
 
 
-def impala_loss(net: Net, unrolls: dict[str, Tensor], o: SeedOptions) -> tuple[Tensor, Tensor]:
+def impala_loss(
+    net: ActorCritic, unrolls: dict[str, Tensor], o: SeedOptions
+) -> tuple[Tensor, Tensor]:
     """The loss of B unrolls, and the mean entropy of the policy in nats."""
     logits, baseline = net(unrolls["observation"])
     log_pi = F.log_softmax(logits[:-1], -1)
@@ -295,18 +265,13 @@ def learn(o: SeedOptions) -> None:
     run = LearnerRun(o)
     envs = make_envs(o, o.num_envs)
     space, num_actions = spaces_of(envs)
-    net = Net(space, num_actions, random_means(envs, o.seed).get("obs"), o.hidden_size)
+    net = ActorCritic(space, num_actions, random_means(envs, o.seed).get("obs"), o.hidden_size)
     envs.close()
     device = device_of(o)
     optimizer = torch.optim.Adam(net.to(device).parameters(), lr=o.learning_rate, eps=o.adam_eps)
     if run.saved is not None:
-        saved = checkpoint.parameters(o, run.saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
+        load_saved(net, o, run.saved)
         moolink.torch.load_optimizer_state(optimizer, run.saved["optimizer"])
-
-    def snapshot() -> dict[str, Any]:
-        optimizer_state = moolink.torch.optimizer_state(optimizer)
-        return {"parameters": net.state_dict(), "optimizer": optimizer_state}
 
     with (
         connected(o, o.learner) as rpc,
@@ -314,7 +279,7 @@ def learn(o: SeedOptions) -> None:
             rpc, "unrolls", max_size=o.queue_size, dim=1, device=device
         ) as queue,
         moolink.Publisher(rpc, "policy") as publisher,
-        run.joined(rpc, snapshot),
+        run.joined(rpc, partial(snapshot, net, optimizer)),
     ):
         queue.version = publisher.publish(net.state_dict(), run.version + 1)
         while not run.is_over():
@@ -357,9 +322,8 @@ def evaluate(o: SeedOptions) -> None:
     torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation:
         space, num_actions = spaces_of(evaluation.envs)
-        net = Net(space, num_actions, None, o.hidden_size)
-        saved = checkpoint.parameters(o, evaluation.saved, net.state_dict())
-        net.load_state_dict({k: torch.from_numpy(x) for k, x in saved.items()})
+        net = ActorCritic(space, num_actions, None, o.hidden_size)
+        load_saved(net, o, evaluation.saved)
         while not evaluation.is_over():
             with torch.no_grad():
                 logits, _ = net(torch.from_numpy(evaluation.observation["obs"])[None])

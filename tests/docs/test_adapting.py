@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.examples import ROOT, examples_of
 from tests.waiting import PROCESS_LIMIT
 
@@ -46,19 +48,48 @@ def test_your_own_model(tmp_path):
     assert len(set(ends)) == 1
 
 
-def test_a_copy_with_a_new_network_learns_a_new_environment_after_a_few_changes(tmp_path):
-    page = (ROOT / PAGE).read_text()
-    change = re.search(r"```diff\n(.*?)```", page, re.DOTALL)[1].splitlines()
-    assert sum(line.startswith("+") for line in change) <= 20
-    said = re.search(r"after this change of (\d+) lines", page)[1]
-    assert int(said) == sum(line.startswith("+") for line in change)
+def changes():
+    """The page's changes of the learner, a list of lines each."""
+    return [
+        x.splitlines() for x in re.findall(r"```diff\n(.*?)```", (ROOT / PAGE).read_text(), re.S)
+    ]
+
+
+def changed(change):
+    """The learner with a change of the page."""
     learner = (ROOT / "examples" / "torch" / "impala.py").read_text()
     for hunk in "\n".join(change).split("@@ ")[1:]:
         lines = hunk.splitlines()[1:]
-        old = "\n".join(line[1:] for line in lines if line[0] == "-")
-        new = "\n".join(line[1:] for line in lines if line[0] == "+")
+        old = "\n".join(line[1:] for line in lines if line[:1] != "+")
+        new = "\n".join(line[1:] for line in lines if line[:1] != "-")
         assert learner.count(old) == 1, f"the learner has not these lines once:\n{old}"
         learner = learner.replace(old, new)
+    return learner
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_change_of_the_algorithm(tmp_path, number):
+    """A recorded quantity, an auxiliary loss and a replay ratio need two places each at most."""
+    change = changes()[number]
+    assert sum(line.startswith("@@") for line in change) <= 2
+    (tmp_path / "learner.py").write_text(changed(change))
+    arguments = ["--env-id", "moolink/Catch-v0", "--total-steps", "6000"]
+    output = moolink_run(tmp_path, "learner.py", *arguments)
+    ends = last_models(output)
+    assert len(ends) == 2
+    assert len(set(ends)) == 1
+    said = re.search(r"all steps are done after ([\d,]+) steps", output)[1]
+    steps, updates = int(said.replace(",", "")), int(ends[0][1])
+    # A round has 160 steps. Of three rounds from one unroll, the first alone has new ones.
+    assert steps // 160 * (3 if number == 2 else 1) == pytest.approx(updates, abs=12)
+
+
+def test_a_copy_with_a_new_network_learns_a_new_environment_after_a_few_changes(tmp_path):
+    change = changes()[-1]
+    assert sum(line.startswith("+") for line in change) <= 20
+    said = re.search(r"after this change of (\d+) lines", (ROOT / PAGE).read_text())[1]
+    assert int(said) == sum(line.startswith("+") for line in change)
+    learner = changed(change)
     (tmp_path / "learner.py").write_text(learner)
     (tmp_path / "walk.py").write_text(WALK)
     # Twice the steps that three runs needed: when learning begins differs from run to run.

@@ -9,11 +9,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from examples.common.acting import Unroll
 from examples.common.environments import Actions, Step
-from examples.common.normalizer import Normalizer
+from examples.common.normalizer import Episodes, Normalizer
 from examples.common.observations import as_box, parts_of
 from examples.common.options import ImpalaOptions, defaults
-from examples.common.run import Episodes
 
 
 class Spaces:
@@ -63,6 +63,21 @@ def arrays(envs: Spaces, o: ImpalaOptions, seed: int = 1) -> dict[str, Any]:
         "bootstrap": np.where(done, random.normal(size=(T, E)), 0.0).astype(np.float32),
         "state": random.normal(size=(2, E, o.hidden_size if o.lstm else 0)).astype(np.float32),
     }
+
+
+def filled(contents: dict[str, Any]) -> Unroll:
+    """An unroll with contents that `arrays` has made."""
+    unroll = Unroll(*contents["reward"].shape)
+    recorded = {name: x for name, x in contents.items() if name != "state"}
+    for t in range(unroll.length):
+        unroll.record(t, **at(recorded, t))
+    unroll.record(unroll.length, **at({k: recorded[k] for k in ("observation", "first")}, -1))
+    unroll.state = tuple(contents["state"])
+    return unroll
+
+
+def at(contents: dict[str, Any], t: int) -> dict[str, Any]:
+    return {name: at(x, t) if isinstance(x, dict) else x[t] for name, x in contents.items()}
 
 
 class Counting(Spaces):

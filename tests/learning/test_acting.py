@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from examples.common import checkpoint
+from examples.common.acting import Unroll
 from examples.common.evaluation import Evaluation
 from examples.common.options import ImpalaOptions, defaults
 from examples.common.run import Run
@@ -72,11 +73,9 @@ class Acting:
             self.actor.parameters = {}, {}
 
     def batch(self, timeout=10):
-        """The batch, and what `release` takes."""
+        """The batch's data, and what `release` takes."""
         batch = self.actor.next_batch(timeout)
-        if isinstance(batch, tuple) and len(batch) == 2:
-            return batch[1], batch[0]
-        return batch, batch.unroll
+        return batch and batch.data, batch
 
     def __enter__(self):
         self.actor.start()
@@ -100,20 +99,20 @@ def test_entries_of_an_unroll_belong_together(framework):
             for first_env in (0, 2):
                 batch, token = acting.batch()
                 before = np.arange(start, start + 5)[:, None].repeat(2, 1)
-                seen = np.asarray(batch.observation["obs"])
+                seen = batch["observation"]["obs"]
                 assert (seen[:, :, 0] == [first_env, first_env + 1]).all()
                 assert (seen[:-1, :, 1] == before).all()
                 assert (seen[-1, :, 1] == start + 5).all()
-                assert (np.asarray(batch.action)[..., 0] == before % 3).all()
-                assert (np.asarray(batch.log_prob) == -before).all()
-                assert (np.asarray(batch.reward) == (before % 3) * 10 + before + 1).all()
+                assert (batch["action"][..., 0] == before % 3).all()
+                assert (batch["log_prob"] == -before).all()
+                assert (batch["reward"] == (before % 3) * 10 + before + 1).all()
                 ended, cut_off = (before + 1) % 7 == 0, (before + 1) % 5 == 0
                 discount = np.where(ended | cut_off, 0, np.float32(0.99))
-                assert (np.asarray(batch.discount) == discount).all()
-                assert (np.asarray(batch.first)[1:] == (ended | cut_off)).all()
+                assert (batch["discount"] == discount).all()
+                assert (batch["first"][1:] == (ended | cut_off)).all()
                 # What a limit hides is worth what the network says of the last observation.
                 value = np.where(cut_off & ~ended, 100 * (before + 1), 0)
-                assert (np.asarray(batch.bootstrap) == value).all()
+                assert (batch["bootstrap"] == value).all()
                 acting.actor.release(token)
     assert env.closed
     assert not acting.actor.is_alive()
@@ -123,6 +122,41 @@ def test_entries_of_an_unroll_belong_together(framework):
     returns = ((steps % 3) * 10 + steps + 1)[: ends[-1]].sum()
     assert counters == {"episodes": 4 * len(ends), "return_thousandths": 4000 * int(returns)}
     assert acting.run.episodes.take() == {"episodes": 0, "return_thousandths": 0}
+
+
+def test_what_is_recorded_is_in_the_batches_by_its_name():
+    unroll = Unroll(length=3, num_envs=4)
+    for start in (0, 10):  # the arrays are filled again
+        for t in range(4):
+            value = start + t + np.arange(4) / 4
+            unroll.record(t, parts={"a": value[:, None].repeat(2, 1)}, flags=value > 12)
+            if t < 3:
+                unroll.record(
+                    t, torch=torch.tensor(value), number=float(t), integer=np.int32(value)
+                )
+        unroll.state = (torch.arange(4.0),)
+        first, second = unroll.batches(2)
+        got = second.data
+        assert {k: (x.shape, x.dtype) for k, x in got.items() if k not in ("parts", "state")} == {
+            "flags": ((4, 2), np.bool_),
+            "torch": ((3, 2), np.float32),
+            "integer": ((3, 2), np.int32),
+            "number": ((3, 2), np.float32),
+        }
+        wanted = start + np.arange(3)[:, None] + [0.5, 0.75]
+        np.testing.assert_array_equal(got["torch"], wanted)
+        np.testing.assert_array_equal(got["parts"]["a"][:3, :, 1], wanted)
+        np.testing.assert_array_equal(got["integer"], np.int32(wanted))
+        np.testing.assert_array_equal(got["number"][:, 0], [0, 1, 2])
+        assert got["parts"]["a"].shape == (4, 2, 2)
+        assert got["state"][0].tolist() == [2, 3]
+        assert first.new_steps == second.new_steps == 6
+        assert unroll.is_unread
+        unroll.release()
+        unroll.release()
+        assert not unroll.is_unread
+    again = unroll.batches(2)
+    assert [batch.new_steps for batch in again] == [0, 0], "the same steps, given again"
 
 
 def test_each_observation_counts_once_in_the_normalizer(framework):

@@ -10,9 +10,10 @@ from gymnasium import spaces
 
 import moolink.torch
 from examples.torch import impala as in_torch
+from examples.torch.common import to_device
+from examples.torch.networks import Net
 from examples.torch.vtrace import vtrace as torch_vtrace
-from tests.learning.stubs import Spaces, arrays, images, options
-from tests.learning.test_loss import filled
+from tests.learning.stubs import Spaces, arrays, filled, images, options
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
@@ -20,6 +21,8 @@ jnp = jax.numpy
 
 import moolink.jax  # noqa: E402
 from examples.jax import impala as in_jax  # noqa: E402
+from examples.jax.common import parameters_of  # noqa: E402
+from examples.jax.networks import Net as JaxNet  # noqa: E402
 from examples.jax.vtrace import vtrace as jax_vtrace  # noqa: E402
 
 LENGTH, ENVS = 20, 8
@@ -48,25 +51,16 @@ class Case:
             if space.dtype == np.uint8
         }
         torch.manual_seed(0)
-        self.torch = in_torch.Net(self.envs, means, self.options)
+        self.torch = Net(self.envs, means, self.options)
         saved = {"parameters": {k: x.numpy() for k, x in self.torch.state_dict().items()}}
-        self.jax, self.p, self.buffers = in_jax.make_net(self.envs, self.options, saved)
+        self.jax = JaxNet(self.envs, self.options)
+        self.p, self.buffers = parameters_of(self.jax, self.envs, self.options, saved)
 
     def batch(self, seed=1, length=LENGTH, envs=ENVS):
         """What torch and what JAX learn from."""
         o = options(unroll_length=length, lstm=self.options.lstm, hidden_size=64)
-        contents = arrays(self.envs, o, seed)
-        unrolls = in_torch.Unroll(self.envs, o), in_jax.Unroll(self.envs, o)
-        for name, value in contents.items():
-            if name == "observation":
-                for part, x in value.items():
-                    unrolls[1].observation[part][:] = x
-            elif name == "state":
-                unrolls[1].state = tuple(value)
-            else:
-                getattr(unrolls[1], name)[:] = value
-        columns = slice(0, envs)
-        return filled(unrolls[0], contents)._batch(columns), unrolls[1]._steps(columns)
+        batch = filled(arrays(self.envs, o, seed)).data(slice(0, envs))
+        return to_device(batch, "cpu"), batch
 
     def smooth_batches(self):
         """Batches on which every ReLU is further from its kink than rounding reaches: nearer, each
@@ -85,7 +79,7 @@ class Case:
             for layer in [*layers, self.torch.hidden]
         ]
         with torch.no_grad():
-            self.torch(batch.observation, batch.first, batch.state)
+            self.torch(batch["observation"], batch["first"], batch["state"])
         for hook in hooks:
             hook.remove()
         return min(nearest)
@@ -114,7 +108,7 @@ def test_parameters_have_one_layout(kind):
 
 def test_float_images_may_have_their_channels_last():
     envs = Spaces(spaces.Box(0, 1, (48, 40, 3)), spaces.Discrete(2), ENVS)
-    net = in_jax.Net(envs, options(hidden_size=64))
+    net = JaxNet(envs, options(hidden_size=64))
     p, buffers = net.init(0), net.buffers({})  # there is no mean of random play
     (name,) = envs.observation_spaces
     observation = {name: jnp.ones((1, ENVS, 48, 40, 3))}
@@ -127,9 +121,9 @@ def test_forward_pass(kind):
     case = Case(kind)
     batch, steps = case.batch()
     with torch.no_grad():
-        *wanted, state = case.torch(batch.observation, batch.first, batch.state)
+        *wanted, state = case.torch(batch["observation"], batch["first"], batch["state"])
     forward = jax.jit(case.jax)
-    inputs = steps.observation, steps.first, steps.state
+    inputs = steps["observation"], steps["first"], steps["state"]
     *got, theirs = forward(case.p, case.buffers, *inputs)
     for mine, want in zip([*got, *theirs], [*wanted, *state], strict=True):
         np.testing.assert_allclose(mine, want.numpy(), rtol=1e-5, atol=2e-5)
@@ -223,7 +217,7 @@ def test_ten_updates(kind):
 def test_the_policy_samples_from_the_nets_distribution():
     case = Case("small")
     _, steps = case.batch()
-    frames = {"obs": np.repeat(steps.observation["obs"][0, :1], 2000, 0)}
+    frames = {"obs": np.repeat(steps["observation"]["obs"][0, :1], 2000, 0)}
     first, state = np.zeros(2000, bool), case.jax.no_memory(2000)
     key = jax.random.key(0)
     act = partial(in_jax.act, case.jax, case.p, case.buffers, key)

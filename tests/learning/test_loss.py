@@ -6,11 +6,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from examples.torch.impala import Actor, Gaussian, Net, Unroll, impala_loss
+from examples.torch.common import to_device
+from examples.torch.impala import Actor, impala_loss
+from examples.torch.networks import Gaussian, Net
 from examples.torch.vtrace import vtrace
 from tests.learning import stubs
 from tests.learning.stays_there import StaysThere
-from tests.learning.stubs import Spaces, images, run_of
+from tests.learning.stubs import Spaces, filled, images, run_of
 
 LENGTH, ENVS = 5, 6
 ENVIRONMENTS = Spaces(images(4, 42, 42), spaces.Discrete(4), ENVS)
@@ -31,22 +33,10 @@ def net():
     return make_net()
 
 
-def filled(unroll, contents):
-    for name, value in contents.items():
-        if name == "observation":
-            for part, x in value.items():
-                unroll.observation[part][:] = torch.from_numpy(x)
-        elif name == "state":
-            unroll.state = tuple(map(torch.from_numpy, value))
-        else:
-            getattr(unroll, name)[:] = torch.from_numpy(value)
-    return unroll
-
-
 def make_batch(columns=slice(0, ENVS), envs=ENVIRONMENTS, o=None, **changes):
     o = o or options(discount=0.9)
     contents = stubs.arrays(envs, o) | changes
-    return filled(Unroll(envs, o), contents)._batch(columns)
+    return to_device(filled(contents).data(columns), "cpu")
 
 
 def gradients(net, batch, o):
@@ -60,15 +50,15 @@ def test_is_the_sum_of_its_three_terms(net):
     batch = make_batch()
     losses = impala_loss(net, batch, o)
     with torch.no_grad():
-        policy, value, _ = net(batch.observation, batch.first, batch.state)
+        policy, value, _ = net(batch["observation"], batch["first"], batch["state"])
         logits, value = policy.double(), value.double()
     log_pi = logits[:-1] - logits[:-1].exp().sum(-1, keepdim=True).log()
-    rows = [[log_pi[t, b, batch.action[t, b, 0]] for b in range(ENVS)] for t in range(LENGTH)]
+    rows = [[log_pi[t, b, batch["action"][t, b, 0]] for b in range(ENVS)] for t in range(LENGTH)]
     log_pi_a = torch.stack([torch.stack(row) for row in rows])
     targets = vtrace(
-        log_pi_a - batch.log_prob,
-        batch.discount.double(),
-        batch.reward.sign().double() + 0.9 * batch.bootstrap,
+        log_pi_a - batch["log_prob"],
+        batch["discount"].double(),
+        batch["reward"].sign().double() + 0.9 * batch["bootstrap"],
         value[:-1],
         value[-1],
         lambda_=0.8,
@@ -103,7 +93,7 @@ def test_sum_is_the_mean_times_length_and_round(net):
 
 
 def test_rewards_count_by_their_sign_where_told_so(net):
-    reward = make_batch().reward.numpy()
+    reward = make_batch()["reward"].numpy()
 
     def loss(clip_reward, reward):
         o = options()
@@ -120,7 +110,7 @@ def test_what_a_limit_hides_counts_as_reward(net):
     o, batch = options(), make_batch()
     o.clip_reward = False
     bootstrapped = impala_loss(net, batch, o).total
-    reward = (batch.reward + o.discount * batch.bootstrap).numpy()
+    reward = (batch["reward"] + o.discount * batch["bootstrap"]).numpy()
     rewarded = impala_loss(net, make_batch(reward=reward, bootstrap=0 * reward), o).total
     none = impala_loss(net, make_batch(bootstrap=0 * reward), o).total
     assert bootstrapped.item() == pytest.approx(rewarded.item(), rel=1e-5)
@@ -207,27 +197,25 @@ def make_actor(net, envs=ENVIRONMENTS):
 
 
 def infer(actor, observation):
-    count = len(observation["obs"])
-    first = torch.zeros(count, dtype=torch.bool)
-    return actor.infer(observation, first, actor.net.no_memory(count))
+    """The policy."""
+    first = np.zeros(count := len(observation["obs"]), bool)
+    return actor.infer(observation, first, actor.net.no_memory(count))[0]
 
 
 def test_the_actor_samples_from_the_nets_distribution(net):
     frame = torch.randint(0, 256, (1, 4, 42, 42), dtype=torch.uint8)
-    pi, _, _ = infer(make_actor(net), {"obs": frame.expand(2000, -1, -1, -1)})
+    pi = infer(make_actor(net), {"obs": frame.expand(2000, -1, -1, -1)})
     actions = pi.sample()
-    log_pi = infer(make_actor(net), {"obs": frame})[0].log_pis[0][0, 0]
-    torch.testing.assert_close(
-        pi.log_prob(actions)[0], log_pi[actions[0, :, 0]], rtol=1e-3, atol=1e-3
-    )
-    frequencies = np.bincount(actions[0, :, 0], minlength=4) / 2000
+    log_pi = infer(make_actor(net), {"obs": frame}).log_pis[0][0]
+    torch.testing.assert_close(pi.log_prob(actions), log_pi[actions[:, 0]], rtol=1e-3, atol=1e-3)
+    frequencies = np.bincount(actions[:, 0], minlength=4) / 2000
     np.testing.assert_allclose(frequencies, log_pi.exp(), atol=0.05)  # 4.5 deviations
 
 
 def test_the_actor_takes_new_parameters_over(net):
     frames = {"obs": torch.randint(0, 256, (3, 4, 42, 42), dtype=torch.uint8)}
     other, actor = make_net(seed=5), make_actor(net)
-    wanted = infer(make_actor(other), frames)[0].log_pis[0]
-    assert not torch.equal(infer(actor, frames)[0].log_pis[0], wanted)
+    wanted = infer(make_actor(other), frames).log_pis[0]
+    assert not torch.equal(infer(actor, frames).log_pis[0], wanted)
     actor.take_parameters(other.state_dict().values(), version=1)
-    assert torch.equal(infer(actor, frames)[0].log_pis[0], wanted)
+    assert torch.equal(infer(actor, frames).log_pis[0], wanted)

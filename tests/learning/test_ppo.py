@@ -15,6 +15,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 
 from examples.jax import ppo as in_jax  # noqa: E402
+from examples.jax.common import parameters_of  # noqa: E402
 
 BOTH = spaces.Dict({"image": images(48, 40, 3), "body": spaces.Box(-1, 1, (5,))})
 # Observations, actions, and whether there is a memory
@@ -72,7 +73,8 @@ class Case:
         self.torch = in_torch.Net(self.envs, means, self.options)
         self.torch.policy[4].weight.data.mul_(100)  # so that the probabilities differ
         saved = {"parameters": {k: x.numpy() for k, x in self.torch.state_dict().items()}}
-        self.jax, self.p, self.buffers = in_jax.make_net(self.envs, self.options, saved)
+        self.jax = in_jax.Net(self.envs, self.options)
+        self.p, self.buffers = parameters_of(self.jax, self.envs, self.options, saved)
 
     def batches(self, length=5):
         """What torch and what JAX learn from."""
@@ -151,7 +153,8 @@ def rollout_of(module, o, envs=None):
         net = in_torch.Net(envs, {}, o)
         player = in_torch.Player(envs, net, run, o)
         return player, lambda x: net({"obs": torch.from_numpy(x)[None]}, torch.zeros(1, 2), None)[1]
-    net, p, buffers = in_jax.make_net(envs, o, None)
+    net = in_jax.Net(envs, o)
+    p, buffers = parameters_of(net, envs, o, None)
     player = in_jax.Player(envs, net, run, o)
     player.parameters = p, buffers
     first, state = np.zeros((1, 2), bool), net.no_memory(2)

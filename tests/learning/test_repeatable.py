@@ -89,8 +89,8 @@ def test_steps_act_with_parameters_of_a_fixed_lag(monkeypatch: Any, own_units: A
             actor.take_parameters(net.state_dict().values(), version, own_units)
             for unit in own_units:
                 batch = actor.next_batch(10, unit)
-                acted[unit].append((-batch.log_prob[:, 0]).tolist())
-                actor.release(batch.unroll)
+                acted[unit].append((-batch.data["log_prob"][:, 0]).tolist())
+                actor.release(batch)
     for lags in acted.values():
         assert lags[0] == lags[1] == [0, 0, 0, 0]
         assert lags[2] == lags[3] == [0, 0, 1, 1]
@@ -120,9 +120,9 @@ def test_units_that_move_here_are_played_from_their_beginning(monkeypatch: Any) 
                 # Unit 1 comes with version 2, and again with version 6.
                 since = version - (6 if version > 5 else 2) * unit
                 lag = 0 if since == 0 else 1
-                assert (-batch.log_prob[:, 0]).tolist() == [version - lag] * 4
-                assert batch.observation["obs"][0, 0, 1] == 4 * since
-                actor.release(batch.unroll)
+                assert (-batch.data["log_prob"][:, 0]).tolist() == [version - lag] * 4
+                assert batch.data["observation"]["obs"][0, 0, 1] == 4 * since
+                actor.release(batch)
     assert envs.closed
     assert all(each.closed for each in made)
 
