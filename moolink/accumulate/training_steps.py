@@ -325,6 +325,11 @@ class _Loop:
 
 
 def _target(until: Until | None) -> dict[str, int]:
+    if not (until is None or callable(until) or isinstance(until, Mapping)):
+        raise TypeError(
+            "until must be totals such as {'steps': 1_000_000}, or a function of the totals, "
+            f"not {until!r}"
+        )
     given = until if isinstance(until, Mapping) else getattr(until, "target", None)
     if given is None:
         return {}

@@ -106,12 +106,18 @@ def test_a_total_ends_the_loop_and_is_reported_as_its_target(make: Make) -> None
 
 @pytest.mark.parametrize(
     ("until", "error"),
-    [({}, ValueError), ({"samples": 1.5}, TypeError), ({"samples": ""}, TypeError)],
+    [
+        ({}, ValueError),
+        ({"samples": 1.5}, TypeError),
+        ({"samples": ""}, TypeError),
+        (400, TypeError),
+        ("samples", TypeError),
+    ],
 )
 def test_a_target_is_checked(make: Make, until: Any, error: type[Exception]) -> None:
     model = torch.nn.Linear(3, 1)
     accumulator = make("one", list(model.parameters()))
-    with pytest.raises(error, match="until"):
+    with pytest.raises(error, match=r"until.*must|until has no"):
         next(accumulator.steps(torch.optim.SGD(model.parameters(), 0.01), until=until))
 
 
