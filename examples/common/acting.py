@@ -253,6 +253,8 @@ class ActingThread(threading.Thread, abc.ABC):
         group.next_unroll = group.unrolls[following % len(group.unrolls)]
 
     def _play_groups(self) -> None:
+        """Plays the groups in turn: while the environments of one step in threads of their own, the
+        network infers for another, so that neither waits."""
         self.begin(0)
         while not self.stopped:
             self.released.clear()
@@ -264,6 +266,7 @@ class ActingThread(threading.Thread, abc.ABC):
                 self.released.wait(0.1)
 
     def _play_units(self) -> None:
+        """Plays this peer's units in turn, each step with the parameters that the unit wants."""
         while not self.stopped:
             self.released.clear()
             self._follow(dict(self._owned))

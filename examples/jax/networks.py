@@ -188,7 +188,7 @@ class Net:
         x = jax.nn.relu(dense(p, "hidden", jnp.concatenate(features, -1)))
         x = x.reshape(*first.shape, -1)
         if self.lstm:
-            state, x = lax.scan(partial(self._lstm, p), state, (x, first))
+            state, x = lax.scan(partial(lstm, p), state, (x, first))
             x = x.astype(self.precision)
         return x, state
 
@@ -200,16 +200,6 @@ class Net:
             policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
         return policy, baseline.squeeze(-1)
 
-    def _lstm(self, p: Parameters, state: State, at_t: Any) -> tuple[State, jax.Array]:
-        x_t, first_t = at_t
-        h, c = (jnp.where(first_t[:, None], 0.0, s) for s in state)
-        gates = x_t @ p["lstm.weight_ih"].T + p["lstm.bias_ih"]
-        gates = gates + h.astype(x_t.dtype) @ p["lstm.weight_hh"].T + p["lstm.bias_hh"]
-        i, f, g, o = jnp.split(gates.astype(jnp.float32), 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
-
     def pi(self, p: Parameters, policy: jax.Array) -> Choices | Gaussian:
         """The distribution of actions."""
         return Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
@@ -218,3 +208,16 @@ class Net:
         """The state of the LSTM before an episode."""
         zeros = jnp.zeros((num_envs, self.width if self.lstm else 0))
         return zeros, zeros
+
+
+def lstm(p: Parameters, state: State, at_t: Any) -> tuple[State, jax.Array]:
+    """One step of an LSTM, for `lax.scan`: the memory [B, H] and the input [B, ...], with whether
+    it is the first of an episode [B] -> the memory after it, and the output [B, H]."""
+    x_t, first_t = at_t
+    h, c = (jnp.where(first_t[:, None], 0.0, s) for s in state)
+    gates = x_t @ p["lstm.weight_ih"].T + p["lstm.bias_ih"]
+    gates = gates + h.astype(x_t.dtype) @ p["lstm.weight_hh"].T + p["lstm.bias_hh"]
+    i, f, g, o = jnp.split(gates.astype(jnp.float32), 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h

@@ -1,4 +1,4 @@
-"""PPO in JAX over several peers, in one file.
+"""PPO in JAX over several peers.
 
     moolink run -n 2 -m examples.jax.ppo --env-id CartPole-v1
     moolink run -n 2 -m examples.jax.ppo --env-id HalfCheetah-v5 --normalize --normalize-reward
@@ -38,7 +38,7 @@ from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
 from examples.jax.common import Parameters, dense
-from examples.jax.networks import Choices, Gaussian, State
+from examples.jax.networks import Choices, Gaussian, State, lstm
 
 # The network
 
@@ -140,7 +140,7 @@ class Net:
         ]
         x = jnp.concatenate(parts, -1).reshape(*first.shape, -1)
         if self.lstm:
-            state, x = lax.scan(partial(self._lstm, p), state, (x, first))
+            state, x = lax.scan(partial(lstm, p), state, (x, first))
 
         def network(head: str) -> jax.Array:
             hidden = jnp.tanh(dense(p, head + ".0", x))
@@ -151,16 +151,6 @@ class Net:
             policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
         pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
         return pi, network("value").squeeze(-1), state
-
-    def _lstm(self, p: Parameters, state: State, at_t: Any) -> tuple[State, jax.Array]:
-        x_t, first_t = at_t
-        h, c = (jnp.where(first_t[:, None], 0.0, s) for s in state)
-        gates = x_t @ p["lstm.weight_ih"].T + p["lstm.bias_ih"]
-        gates = gates + h @ p["lstm.weight_hh"].T + p["lstm.bias_hh"]
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
 
     def no_memory(self, num_envs: int) -> State:
         """The state of the LSTM before an episode."""

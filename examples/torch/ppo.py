@@ -1,4 +1,4 @@
-"""PPO in PyTorch over several peers, in one file.
+"""PPO in PyTorch over several peers.
 
     moolink run -n 2 -m examples.torch.ppo --env-id CartPole-v1
     moolink run -n 2 -m examples.torch.ppo --env-id HalfCheetah-v5 --normalize --normalize-reward
