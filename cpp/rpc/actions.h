@@ -206,9 +206,15 @@ struct PeerInfo {
 struct Failures {
   int tries = 0;
   bool given_up = false;
-  std::string error;  // of the last try
+  std::string error;     // of the last try
+  bool refused = false;  // the error is the refusal of a peer that answers there
 };
 using Tried = std::map<std::string, Failures, std::less<>>;
+
+// The error of a dial of this address, which names it once.
+inline std::string with_address(const std::string& address, const std::string& error) {
+  return error.find(address) == std::string::npos ? address + ": " + error : error;
+}
 
 struct PathState : session::LinkInfo {
   bool live = false;    // a connection of this kind carries messages

@@ -229,7 +229,7 @@ std::string Node::why_unreached(const PeerName& of) const {
     if (!any_peer_is_up()) text += ": none is connected";
   }
   for (const auto& [address, target] : dialler_.targets()) {
-    if (!target.last_error.empty()) text += "; " + address + ": " + target.last_error;
+    if (!target.last_error.empty()) text += "; " + with_address(address, target.last_error);
   }
   return text;
 }

@@ -326,7 +326,7 @@ void Node::warn_once(Time now, const std::string& text) {
 // the peer at the address has it for certain.
 void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
   DialTarget* target = dialler_.find(address);
-  if (target != nullptr) target->refused = true;
+  if (target != nullptr) target->refused = target->error_is_refusal = true;
   const bool only_way = !any_peer_is_up() && dialler_.refused_everywhere(address);
   std::vector<CallId> hopeless;
   for (const auto& [searched, search] : searches_) {
@@ -380,6 +380,7 @@ void Node::redial(Time now, DialTarget& target, const Error& error, bool attache
     if (attached) return;
     note_failure(target, error.message);
     target.last_error = error.message;
+    target.error_is_refusal = false;  // a refusal says so next
     tell_of_lost_path(target);
   };
   dialler_.failed(target, now);

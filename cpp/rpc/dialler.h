@@ -41,6 +41,7 @@ struct DialTarget {
   int failures = 0;      // in a row
   bool refused = false;  // the peer there refused the last dial
   std::string last_error;
+  bool error_is_refusal = false;  // last_error is what a peer that answers there said
 };
 
 class Dialler {

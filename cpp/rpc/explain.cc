@@ -162,7 +162,7 @@ void Node::explain_absence(Time now, const PeerName& of, Explanation& explanatio
   // An address of connect() may be this peer.
   for (const auto& [address, target] : dialler_.targets()) {
     if (!target.wanted_by_user || target.last_error.empty()) continue;
-    tried[address] = {target.failures, false, target.last_error};
+    tried[address] = {target.failures, false, target.last_error, target.error_is_refusal};
   }
   explanation.asked.assign(asked.begin(), asked.end());
 }

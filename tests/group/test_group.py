@@ -372,3 +372,19 @@ def test_a_second_peer_of_a_name_is_told_so(join: Join) -> None:
     with pytest.raises(moolink.TimeoutError, match="'same' is taken"):
         second.wait_for_members(1, timeout=1)
     assert first.members() == ["same"]
+
+
+def test_what_a_group_waits_for_names_an_address_once(join: Join) -> None:
+    first = join("same")
+    formed([first])
+    second = join("same")
+    until(lambda: "is taken" in second.waiting_for(), "the refusal")
+    # Something answers there, so whether the broker runs there is no question.
+    assert "does broker" not in second.waiting_for()
+    with moolink.Broker(first=True) as broker:
+        address = broker.listen("127.0.0.1:0")[0]
+    with moolink.Rpc("alone") as rpc, moolink.Group(rpc, "group") as group:
+        rpc.connect(address)
+        until(lambda: "cannot connect" in group.waiting_for(), "a dial that fails")
+        assert group.waiting_for().count(address) == 1
+        assert group.waiting_for().endswith("does broker 'broker' run there?")

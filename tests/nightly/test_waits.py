@@ -41,6 +41,19 @@ def test_a_broker_that_does_not_run(caplog: pytest.LogCaptureFixture) -> None:
         says(caplog, group.update, "waits for its broker", address, "does broker 'broker' run")
 
 
+def test_a_wait_for_members_without_a_broker_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        moolink.Rpc("alone") as rpc,
+        moolink.Group(rpc, "g") as group,
+        pytest.raises(moolink.TimeoutError, match="waits for its broker"),
+    ):
+        group.wait_for_members(1, timeout=5)
+    (line,) = [line for line in caplog.messages if "waits for its broker" in line]
+    assert line.startswith("group 'g'")
+
+
 def test_a_broker_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     with moolink.Broker(first=True) as broker, moolink.Rpc("alone") as rpc:
         rpc.connect(broker.listen("127.0.0.1:0")[0])

@@ -151,12 +151,11 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   if (has_members(count)) return true;
   MembersWaiter waiting{count, {}};
   waiting.waiter.what = "members of a group";
-  waiting.waiter.explain = [this, count](Time now) MOOLINK_LOCKED {
-    const std::string why = member_.waiting_for().empty() ? std::string() : explain(now);
+  waiting.waiter.explain = [this, count](Time) MOOLINK_LOCKED {
+    if (!member_.waiting_for().empty()) return std::string();  // remind() says it
     const std::size_t present = member_.active_view()->members.size();
-    return why.empty() ? "group '" + name_ + "' has " + std::to_string(present) + " of " +
-                             std::to_string(count) + " members: start the others"
-                       : why;
+    return "group '" + name_ + "' has " + std::to_string(present) + " of " + std::to_string(count) +
+           " members: start the others";
   };
   const Listed listed(waiters_, waiting);
   const bool done = rpc_->context()->wait(lock, waiting.waiter, deadline, interrupt);

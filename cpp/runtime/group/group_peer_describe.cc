@@ -24,11 +24,13 @@ std::string GroupPeer::explain(Time now) const {
 std::string GroupPeer::how_to_reach_the_broker(Time now) const {
   const rpc::Explanation known = rpc_->node().explain(now, broker_name_);
   std::string tried;
+  bool all_refuse = true;
   for (const auto& [address, failures] : known.tried) {
-    tried += "; " + address + ": " + failures.error;
+    tried += "; " + rpc::with_address(address, failures.error);
+    all_refuse = all_refuse && failures.refused;
   }
   const std::string broker = "'" + broker_name_ + "'";
-  if (!tried.empty()) return tried + ": does broker " + broker + " run there?";
+  if (!tried.empty()) return all_refuse ? tried : tried + ": does broker " + broker + " run there?";
   if (rpc_->node().peers(now).empty()) {
     return ": call connect() with the address that broker " + broker + " listens on";
   }
