@@ -1,10 +1,10 @@
 """Check that the code keeps to its layers: part of `make lint`.
 
-C++: a layer includes only itself and the layers below it, and the machines include nothing with
-which they could do I/O or start a thread, read no clock and walk no unordered container. Python:
-at module level a package of moolink imports only itself and the packages below it; torch and JAX
-are imported there by their adapters and examples only, and what both examples share imports
-neither.
+C++: a layer includes only itself and the layers below it, and no units (a header with its .cc)
+include one another. The machines include nothing with which they could do I/O or start a thread,
+read no clock and walk no unordered container. Python: at module level a package of moolink imports
+only itself and the packages below it; torch and JAX are imported there by their adapters and
+examples only, and what both examples share imports neither.
 
 Prints each offence as path:line and exits with status 1 if there is any.
 """
@@ -135,6 +135,30 @@ def check_cpp(root: pathlib.Path) -> Iterator[str]:
                 yield f"{place}: {layer} is a layer of machines, which must not include {angled}"
 
 
+def check_units(root: pathlib.Path) -> Iterator[str]:
+    """Yields each circle of units, a header with its .cc, that include one another."""
+    includes: dict[str, set[str]] = {}
+    for path in sorted((root / "cpp").rglob("*")):
+        if path.suffix in {".h", ".cc"}:
+            unit = path.relative_to(root / "cpp").with_suffix("").as_posix()
+            matches = filter(None, map(INCLUDE.match, path.read_text().splitlines()))
+            included = {match[1].rpartition(".")[0] for match in matches if match[1]}
+            includes.setdefault(unit, set()).update(included - {unit})
+    reached: dict[str, set[str]] = {}
+    for unit in includes:
+        reached[unit], left = set(), [unit]
+        while left:
+            new = includes.get(left.pop(), set()) - reached[unit]
+            reached[unit] |= new
+            left += new
+    circles = {
+        tuple(other for other in includes if other in reached[unit] and unit in reached[other])
+        for unit in includes
+    }
+    for circle in sorted(filter(None, circles)):
+        yield f"cpp/{circle[0]}.h:1: these units include one another: {', '.join(circle)}"
+
+
 def check_machines(root: pathlib.Path) -> Iterator[str]:
     """Yields where a machine reads a clock or walks a container whose order is not its own."""
     for layer in sorted(MACHINES):
@@ -220,7 +244,7 @@ def main() -> int:
     here = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)
     root = parser.parse_args().root
-    offences = [*check_cpp(root), *check_machines(root)]
+    offences = [*check_cpp(root), *check_units(root), *check_machines(root)]
     offences += [*check_packages(root), *check_python(root)]
     for offence in offences:
         print(offence)

@@ -77,6 +77,15 @@ void collect_what_was_put_off() {
   functions().collect();
 }
 
+// At the interpreter's exit.
+void leave_collector() {
+  const Functions own = std::exchange(functions(), Functions());
+  put_off = 0;
+  if (own.callback.is_valid() && nb::cast<bool>(own.callbacks.attr("__contains__")(own.callback))) {
+    own.callbacks.attr("remove")(own.callback);
+  }
+}
+
 void watch_collector() {
   const nb::module_ gc = nb::module_::import_("gc");
   Functions& own = functions();
@@ -93,19 +102,12 @@ void watch_collector() {
     }
   });
   own.callbacks.attr("append")(own.callback);
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(leave_collector));
 }
 
 }  // namespace
 
 bool in_collection() { return of_thread.collects; }
-
-void leave_collector() {
-  const Functions own = std::exchange(functions(), Functions());
-  put_off = 0;
-  if (own.callback.is_valid() && nb::cast<bool>(own.callbacks.attr("__contains__")(own.callback))) {
-    own.callbacks.attr("remove")(own.callback);
-  }
-}
 
 PyLock::PyLock() : lock_(PyThread_allocate_lock()) {
   if (lock_ == nullptr) throw std::bad_alloc();

@@ -50,7 +50,4 @@ class PyLock {
   std::size_t depth_ = 0;
 };
 
-// Removes the hook that runs at each collection.
-void leave_collector();
-
 }  // namespace moolink::bind

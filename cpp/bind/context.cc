@@ -13,7 +13,6 @@
 
 #include "base/uid.h"
 #include "bind/bindings.h"
-#include "bind/collector.h"
 #include "bind/errors.h"
 #include "bind/gil.h"
 #include "bind/reference.h"
@@ -97,7 +96,6 @@ void shut_down() {
   const auto context = std::exchange(state.context, nullptr);
   const auto peers = std::exchange(state.peers, {});
   const auto closing = std::exchange(state.closing, {});
-  leave_collector();
   {
     const GilRelease unlocked;
     for (const auto& weak : peers) {

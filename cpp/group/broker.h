@@ -7,13 +7,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
-#include "base/buffer.h"
-#include "base/log.h"
 #include "base/random.h"
 #include "base/time.h"
+#include "group/broker_actions.h"
 #include "group/member.h"
 #include "group/view.h"
 
@@ -23,39 +21,13 @@ class Roster;
 struct Announce;
 struct RosterTiming;
 
-struct BrokerConfig {
-  // After a start, announcements are only gathered for this long, so that all members of a group
-  // that outlived an earlier broker are heard before any decision. Zero for a broker that is known
-  // to be the first one (embedded by `moolink run`).
-  Duration gather = seconds(1);
-  Duration coalesce = milliseconds(250);  // between views that only add peers
-  Duration tick_every = milliseconds(50);
-  Duration late = milliseconds(500);    // own lateness that makes its clock unfit to judge ...
-  Duration disarmed = seconds(1);       // ... others' silence, for this long
-  Duration suspect_after = seconds(1);  // silent this long: its name may be taken over
-  Duration suspected_for = milliseconds(500);  // suspicions of silence must last, to count
-  Duration abandon_after = seconds(10);   // silence that removes even the last holder of the state
-  Duration lineage_settle = seconds(10);  // a lineage younger than this yields to an older one
-  Duration resend_every = milliseconds(200);
-  Duration forget_after = seconds(600);  // a group without members
-  std::size_t most_groups = 4096;
-};
-
 // The only maker of epochs, for any number of groups. Soft state: its members can report again
 // everything it knows. A machine without I/O.
 class Broker {
  public:
-  struct Send {
-    Uid instance;
-    std::string name;
-    std::string group;
-    Buffer bytes;
-  };
-  struct Log {
-    LogLevel level = LogLevel::info;
-    std::string text;
-  };
-  using Action = std::variant<Send, Log>;
+  using Send = BrokerSend;
+  using Log = BrokerLog;
+  using Action = BrokerAction;
 
   Broker(BrokerConfig config, std::uint64_t seed, Time now);
   ~Broker();

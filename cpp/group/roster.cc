@@ -11,7 +11,7 @@
 namespace moolink::group {
 
 Roster::Roster(std::string group, const BrokerConfig& config, Random& random,
-               std::vector<Broker::Action>& actions)
+               std::vector<BrokerAction>& actions)
     : group_(std::move(group)), config_(config), random_(random), actions_(actions) {}
 
 // ---- events

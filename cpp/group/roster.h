@@ -9,7 +9,7 @@
 
 #include "base/random.h"
 #include "base/time.h"
-#include "group/broker.h"
+#include "group/broker_actions.h"
 #include "group/messages.h"
 #include "group/view.h"
 
@@ -34,7 +34,7 @@ class Roster {
 
   // The broker owns the references; they outlive the roster.
   Roster(std::string group, const BrokerConfig& config, Random& random,
-         std::vector<Broker::Action>& actions);
+         std::vector<BrokerAction>& actions);
 
   void announced(const Timing& timing, const Uid& from, Announce announce);
   void left(const Uid& from) { lost(from, Cause::left); }
@@ -90,14 +90,14 @@ class Roster {
   void lost(const Uid& instance, Cause cause);
   void forget_silent_outsiders(const Timing& timing);
   void send(const Uid& instance, const std::string& name, Buffer bytes) {
-    actions_.push_back(Broker::Send{instance, name, group_, std::move(bytes)});
+    actions_.push_back(BrokerSend{instance, name, group_, std::move(bytes)});
   }
   void tell(const Peer& peer, decltype(Message::body) body) {
     const MemberInfo& self = peer.last.self;
     send(self.instance, self.name, wire::encode(Message{group_, std::move(body)}));
   }
   void say(LogLevel level, std::string text) {
-    actions_.push_back(Broker::Log{level, "group '" + group_ + "': " + std::move(text)});
+    actions_.push_back(BrokerLog{level, "group '" + group_ + "': " + std::move(text)});
   }
 
   // roster_lineage.cc: the view to continue from
@@ -148,7 +148,7 @@ class Roster {
   std::string group_;
   const BrokerConfig& config_;
   Random& random_;
-  std::vector<Broker::Action>& actions_;
+  std::vector<BrokerAction>& actions_;
 
   bool formed_ = false;
   bool news_ = false;               // there are facts since the last decision

@@ -73,6 +73,18 @@ def test_an_offence_is_found_where_it_is(tmp_path, path, text, offence):
     assert line.startswith(f"{path}:{number}: ")
 
 
+def test_units_that_include_one_another_are_named(tmp_path):
+    folder = tmp_path / "cpp" / "group"
+    folder.mkdir(parents=True)
+    (folder / "a.h").write_text('#include "group/b.h"')
+    (folder / "b.h").write_text("")
+    (folder / "b.cc").write_text('#include "group/b.h"\n#include "group/c.h"')
+    (folder / "c.h").write_text('#include "group/a.h"')
+    (folder / "d.h").write_text('#include "group/a.h"')
+    offence = "these units include one another: group/a, group/b, group/c"
+    assert check(tmp_path) == (1, [f"cpp/group/a.h:1: {offence}"])
+
+
 SORTED = """std::unordered_map<int, int> calls_;
 for (const auto& [id, call] : calls_) {
   ids.push_back(id);

@@ -2,17 +2,14 @@
 
 #include <utility>
 
-#include "runtime/peer/rpc_peer.h"
-
 namespace moolink::runtime {
 
 struct LoanReturns::Loan {
   Loan(Buffer of, std::shared_ptr<LoanReturns> to, const Ended& loan)
-      : bytes(std::move(of)), returns(std::move(to)), ended{loan} {
-    returned = io::Loop::prepare([peer = returns->peer_]() MOOLINK_LOCKED {
-      if (const auto alive = peer.lock()) alive->return_loans();
-    });
-  }
+      : bytes(std::move(of)),
+        returns(std::move(to)),
+        ended{loan},
+        returned(io::Loop::prepare(returns->returned_)) {}
   ~Loan() {
     bytes = {};  // unmapped first
     returns->end(*this);
@@ -34,15 +31,14 @@ Buffer LoanReturns::borrow(Buffer bytes, const Ended& loan) {
 }
 
 void LoanReturns::end(Loan& loan) noexcept {
-  const auto peer = peer_.lock();
   // A forked child has no part in its parent's loans, and no thread owns its locks.
-  if (peer == nullptr || peer->context()->abandoned() || peer->closed()) return;
+  if (context_->abandoned()) return;
   {
     const std::lock_guard guard(mutex_);
     ended_.splice(ended_.end(), loan.ended);
     if (ended_.size() > 1) return;  // those that end before the loop looks are sent together
   }
-  peer->context()->engine().loop().post(std::move(loan.returned));
+  context_->engine().loop().post(std::move(loan.returned));
 }
 
 std::list<LoanReturns::Ended> LoanReturns::take() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -12,8 +13,6 @@
 
 namespace moolink::runtime {
 
-class RpcPeer;
-
 // Borrowed buffers that this process has released, on their way to the lenders. Loans end on any
 // thread, with or without the GIL or the engine's lock, and their ends do not allocate.
 class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
@@ -24,7 +23,9 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
     std::uint64_t loan = 0;
   };
 
-  explicit LoanReturns(std::weak_ptr<RpcPeer> peer) : peer_(std::move(peer)) {}
+  // The loop calls `returned` when loans have ended: take() then has them.
+  LoanReturns(std::shared_ptr<Context> context, std::function<void()> returned)
+      : context_(std::move(context)), returned_(std::move(returned)) {}
 
   // The same bytes; the loan ends with the last copy of the buffer.
   Buffer borrow(Buffer bytes, const Ended& loan);
@@ -35,7 +36,8 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
   struct Loan;
   void end(Loan& loan) noexcept;
 
-  const std::weak_ptr<RpcPeer> peer_;
+  const std::shared_ptr<Context> context_;
+  const std::function<void()> returned_;
   std::mutex mutex_;
   std::list<Ended> ended_;
 };

@@ -3,11 +3,8 @@
 #include <utility>
 
 #include "base/barrier.h"
-#include "runtime/peer/rpc_peer.h"
 
 namespace moolink::runtime {
-
-const std::shared_ptr<Context>& Responder::context() const { return peer_->context(); }
 
 bool Responder::send(rpc::Reply reply) {
   if (sent_.exchange(true)) return false;
@@ -55,17 +52,8 @@ Responder::~Responder() {
   if (sent_ || peer_->closed() || peer_->context()->abandoned()) return;
   // Through the loop, because the last reference may go while the engine's lock is held.
   const auto post = [this] {
-    peer_->context()->engine().loop().post(
-        [peer = peer_, key = key_, function = function_]() MOOLINK_LOCKED {
-          const std::string& name = peer->node().name();
-          peer->reply(key, Error{.code = ErrorCode::remote,
-                                 .message = "the handler of '" + function + "' at peer '" + name +
-                                            "' dropped the call without a reply",
-                                 .peer = name,
-                                 .function = function,
-                                 .remote_type = "RuntimeError",
-                                 .ran = Ran::yes});
-        });
+    peer_->context()->engine().loop().post([peer = peer_, key = key_, function = function_]()
+                                               MOOLINK_LOCKED { peer->dropped(key, function); });
   };
   // If the allocation fails, the caller waits until its time-out.
   guard(post, [](const Error&) {});

@@ -11,19 +11,10 @@
 #include "base/time.h"
 #include "rpc/node.h"
 #include "runtime/engine/workers.h"
+#include "runtime/peer/sender.h"
 #include "wire/payload.h"
 
 namespace moolink::runtime {
-
-class Context;
-class RpcPeer;
-
-// The only receiver of a message; the message's encoder passes it to RpcPeer::place() and
-// reads_device().
-struct Recipient {
-  RpcPeer& sender;
-  rpc::Receiver receiver;
-};
 
 // The reply path of one call: sends the first reply, from any thread. If it is dropped without one,
 // the caller is told at once. For a streamed call: items, as many as the caller takes, and then the
@@ -32,7 +23,7 @@ class Responder {
  public:
   // `caller_group`: as in rpc::RunHandler. `credit`: items that the caller takes now; 0: it wants
   // one reply.
-  Responder(std::shared_ptr<RpcPeer> peer, rpc::CallKey key, std::string function,
+  Responder(std::shared_ptr<Sender> peer, rpc::CallKey key, std::string function,
             std::string caller_group, std::uint64_t credit, wire::Payload arguments)
       : peer_(std::move(peer)),
         key_(key),
@@ -46,7 +37,7 @@ class Responder {
   Responder& operator=(const Responder&) = delete;
 
   // The context of the peer that was called.
-  const std::shared_ptr<Context>& context() const;
+  const std::shared_ptr<Context>& context() const { return peer_->context(); }
   // The caller, which receives the reply and items.
   Recipient recipient() const { return {*peer_, key_.caller}; }
   // False if a reply was sent before.
@@ -98,7 +89,7 @@ class Responder {
  private:
   void resume() MOOLINK_LOCKED;
 
-  std::shared_ptr<RpcPeer> peer_;
+  std::shared_ptr<Sender> peer_;
   const rpc::CallKey key_;
   const std::string function_;
   const std::string caller_group_;

@@ -84,7 +84,10 @@ bool RpcPeer::runs_handler_here() const { return Frame::innermost_is_of(*this); 
 std::shared_ptr<RpcPeer> RpcPeer::create(std::shared_ptr<Context> context, RpcOptions options) {
   const Engine::Lock lock = context->lock();
   std::shared_ptr<RpcPeer> peer(new RpcPeer(context, std::move(options)));
-  peer->returns_ = std::make_shared<LoanReturns>(peer);
+  peer->returns_ =
+      std::make_shared<LoanReturns>(context, [weak = std::weak_ptr(peer)]() MOOLINK_LOCKED {
+        if (const auto alive = weak.lock()) alive->return_loans();
+      });
   peer->driven_ = context->engine().add(*peer);
   peer->forks_ = context->add(*peer);
   return peer;
@@ -300,6 +303,17 @@ void RpcPeer::reply(const rpc::CallKey& key, rpc::Reply reply) {
   node_.reply(now, key, std::move(reply));
   // A worker flushes when it has nothing more to run; other threads may not.
   Workers::on_worker_thread() ? call_done() : operation_done();
+}
+
+void RpcPeer::dropped(const rpc::CallKey& key, const std::string& function) {
+  const std::string& name = node_.name();
+  reply(key, Error{.code = ErrorCode::remote,
+                   .message = "the handler of '" + function + "' at peer '" + name +
+                              "' dropped the call without a reply",
+                   .peer = name,
+                   .function = function,
+                   .remote_type = "RuntimeError",
+                   .ran = Ran::yes});
 }
 
 void RpcPeer::send_item(const rpc::CallKey& key, wire::Payload item) {

@@ -22,6 +22,7 @@
 #include "runtime/peer/descriptor_exchange.h"
 #include "runtime/peer/loans.h"
 #include "runtime/peer/responder.h"
+#include "runtime/peer/sender.h"
 #include "runtime/peer/service_router.h"
 #include "transport/transport.h"
 
@@ -81,15 +82,9 @@ class PeerObserver {
   virtual bool has_delivered() const MOOLINK_LOCKED { return true; }
 };
 
-// Memory of the receiver of a message: the message's bytes are captured straight into it. An unused
-// grant is returned with the last copy of the buffer.
-struct PlacedMemory {
-  MutableBuffer memory;
-  std::shared_ptr<wire::StandingGrant> standing;
-};
-
 // One peer: carries out the actions of its Node on transports, futures and workers.
 class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
+                      public Sender,
                       public Driven,
                       public Forkable,
                       private transport::Handler {
@@ -97,7 +92,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   static std::shared_ptr<RpcPeer> create(std::shared_ptr<Context> context, RpcOptions options);
   ~RpcPeer() override;
 
-  const std::shared_ptr<Context>& context() const { return context_; }
+  const std::shared_ptr<Context>& context() const override { return context_; }
   const Uid& instance() const MOOLINK_UNCHECKED { return node_.instance(); }  // never changes
 
   // --- from any thread
@@ -131,13 +126,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   std::shared_ptr<Stream> stream(const std::string& peer, const std::string& function,
                                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
                                  std::uint64_t credit) MOOLINK_UNLOCKED;
-  // Memory of the message's receiver for a part of that many bytes; nullopt: none, and the part
-  // travels like any other.
-  std::optional<PlacedMemory> place(const rpc::Receiver& receiver, std::size_t bytes)
-      MOOLINK_UNLOCKED;
-  // Whether parts may stay in this CUDA device's memory (device::allocate), where the path to the
-  // receiver reads them. If that path is lost, they are copied to the host.
-  bool reads_device(const rpc::Receiver& receiver, int device) MOOLINK_UNLOCKED;
   // Throws Exception{invalid_argument} if the name is taken.
   // Peers whose key is that of another group than `group` (empty: any) cannot call it.
   void define(const std::string& function, CallHandler handler, const std::string& group = {})
@@ -147,7 +135,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
 
   // Waits a moment for running handlers, flushes replies, sends CLOSE, fails pending calls.
   void close() MOOLINK_UNLOCKED;
-  bool closed() const { return closing_; }
+  bool closed() const override { return closing_; }
 
   RpcStats stats() MOOLINK_UNLOCKED;
   std::vector<rpc::PeerInfo> peers() MOOLINK_UNLOCKED;
@@ -196,6 +184,14 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   struct HeldGrant;
   void release(wire::ConnectionId connection, std::uint64_t grant) MOOLINK_LOCKED;
 
+  // Sender
+  std::optional<PlacedMemory> place(const rpc::Receiver& receiver, std::size_t bytes)
+      MOOLINK_UNLOCKED override;
+  bool reads_device(const rpc::Receiver& receiver, int device) MOOLINK_UNLOCKED override;
+  void reply(const rpc::CallKey& key, rpc::Reply reply) MOOLINK_LOCKED override;
+  void send_item(const rpc::CallKey& key, wire::Payload item) MOOLINK_UNLOCKED override;
+  void dropped(const rpc::CallKey& key, const std::string& function) MOOLINK_LOCKED override;
+
   // Driven, Forkable
   void tick(Time now) MOOLINK_LOCKED override;
   Time next_deadline() const MOOLINK_LOCKED override { return node_.next_deadline(); }
@@ -204,8 +200,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void abandon() noexcept MOOLINK_LOCKED override;
 
  private:
-  friend class Responder;
-
   struct Function {
     CallHandler handler;
     std::size_t running = 0;       // calls not yet returned, queued ones too
@@ -349,8 +343,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void operation_done() MOOLINK_LOCKED;
   void call_done() MOOLINK_LOCKED;
   void start() MOOLINK_LOCKED;
-  void reply(const rpc::CallKey& key, rpc::Reply reply) MOOLINK_LOCKED;
-  void send_item(const rpc::CallKey& key, wire::Payload item) MOOLINK_UNLOCKED;
   bool hold_back(const std::shared_ptr<Function>& function, const Incoming& incoming)
       MOOLINK_UNLOCKED;
   void run(const std::shared_ptr<Function>& function, Incoming incoming) MOOLINK_UNLOCKED;
@@ -376,7 +368,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   HandlingOf running_ MOOLINK_GUARDED;
   std::set<Uid> held_callers_ MOOLINK_GUARDED;  // see rpc::HoldHandlers
   std::atomic<bool> holds_handlers_{false};     // some: workers look there under the lock only then
-  ServiceRouter router_ MOOLINK_GUARDED{*this};
+  ServiceRouter router_ MOOLINK_GUARDED{node_, context_};
   DescriptorExchange descriptors_ MOOLINK_GUARDED;
   std::shared_ptr<LoanReturns> returns_;
   std::vector<PeerObserver*> observers_ MOOLINK_GUARDED;

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "base/names.h"
 #include "group/messages.h"
-#include "runtime/peer/rpc_peer.h"
 #include "wire/archive.h"
 
 namespace moolink::runtime {
@@ -58,16 +57,15 @@ void ServiceRouter::dispatch(rpc::Service service, const Uid& from, const std::s
     // sender repeats important messages (FLUSH), or learns the new view.
     if (route == routes_.end()) return;
     const Destination& to = route->second;
-    if (peer_.node().may_concern(from, to.group == kAnyGroup ? named : to.group)) {
+    if (node_.may_concern(from, to.group == kAnyGroup ? named : to.group)) {
       to.route(from, payload);
     } else {
-      peer_.context()->log(LogLevel::warning, "ignored a message of peer '" + from_name +
-                                                  "' for a group whose key it has not shown");
+      context_->log(LogLevel::warning, "ignored a message of peer '" + from_name +
+                                           "' for a group whose key it has not shown");
     }
   } catch (const Exception& e) {
     if (e.error().code == ErrorCode::error) throw;  // of the system, not of the sender
-    peer_.context()->log(LogLevel::warning,
-                         "ignored a message of peer '" + from_name + "': " + e.what());
+    context_->log(LogLevel::warning, "ignored a message of peer '" + from_name + "': " + e.what());
   }
 }
 

@@ -9,11 +9,10 @@
 #include "base/thread_safety.h"
 #include "base/uid.h"
 #include "rpc/node.h"
+#include "runtime/engine/context.h"
 #include "wire/payload.h"
 
 namespace moolink::runtime {
-
-class RpcPeer;
 
 // Several groups, accumulators and a broker may share one peer; the first field of each service
 // message names the addressee.
@@ -26,7 +25,9 @@ class ServiceRouter {
   // For the broker's share: each message names its group.
   static const std::string kAnyGroup;
 
-  explicit ServiceRouter(RpcPeer& peer) : peer_(peer) {}
+  // The node is that of the peer, and outlives the router.
+  ServiceRouter(const rpc::Node& node, std::shared_ptr<Context> context)
+      : node_(node), context_(std::move(context)) {}
 
   // Adds a route until the result is destroyed. It ignores peers whose key is that of another group
   // than `group`. Throws Exception{invalid_argument} if the scope is taken on this peer.
@@ -42,7 +43,8 @@ class ServiceRouter {
     Route route;
   };
 
-  RpcPeer& peer_;
+  const rpc::Node& node_;
+  const std::shared_ptr<Context> context_;
   std::map<std::pair<rpc::Service, std::string>, Destination> routes_;
 };
 

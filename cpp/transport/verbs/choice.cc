@@ -1,6 +1,5 @@
 #include "transport/verbs/choice.h"
 
-#include <arpa/inet.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -209,22 +208,6 @@ Preferences Preferences::from_environment() {
   unsigned node = 0;
   if (getcpu(nullptr, &node) == 0) preferences.near_node = static_cast<int>(node);
   return preferences;
-}
-
-std::string gid_text(const ibv_gid& gid) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  return inet_ntop(AF_INET6, gid.raw, text.data(), text.size()) == nullptr ? "?" : text.data();
-}
-
-std::string Port::text() const {
-  std::string text = device + " port " + std::to_string(number) + ", ";
-  text += infiniband ? "InfiniBand, LID " + std::to_string(lid)
-                     : "RoCE v2, GID " + std::to_string(gid_index) + " (" + gid_text(gid) + ")";
-  if (gigabits > 0) text += ", " + std::to_string(static_cast<int>(gigabits)) + " Gbit/s";
-  if (numa_node >= 0) text += ", NUMA node " + std::to_string(numa_node);
-  if (gpu_nodes > 1) text += ", near the GPU";
-  if (gpudirect) text += ", GPUDirect";
-  return text;
 }
 
 bool has_devices(const Folders& folders) {

@@ -2,8 +2,6 @@
 
 // The device, port and GID of this machine for RDMA.
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "transport/verbs/availability.h"
 #include "transport/verbs/library.h"
 #include "transport/verbs/nearness.h"
+#include "transport/verbs/port.h"
 
 namespace moolink::transport::verbs {
 
@@ -29,24 +28,6 @@ struct Preferences {
   static Preferences from_environment();
 };
 
-// One end of RDMA connections.
-struct Port {
-  std::string device;
-  std::uint8_t number = 1;
-  bool infiniband = false;  // addressed by LID; else RoCE v2, by GID
-  std::uint16_t lid = 0;
-  int gid_index = 0;
-  ibv_gid gid{};
-  ibv_mtu mtu = IBV_MTU_1024;
-  double gigabits = 0;  // a second
-  int numa_node = -1;
-  int gpu_nodes = 0;            // of the PCI tree shared with the GPU that this process uses
-  std::size_t queue_pairs = 1;  // of each connection
-  bool gpudirect = false;
-
-  std::string text() const;
-};
-
 struct Choice {
   std::optional<Port> port;
   std::string reason;              // why none
@@ -56,7 +37,6 @@ struct Choice {
 Choice choose(const Library& library, const Preferences& preferences);
 // Whether there is any device at all; asks the system, not the library.
 bool has_devices(const Folders& folders);
-std::string gid_text(const ibv_gid& gid);
 
 // The complete look: the result of availability().
 Availability look(const Preferences& preferences, const LoadedLibrary& (*load)());

@@ -1,7 +1,6 @@
 #include "transport/verbs/device.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/verbs/registrations.h"
 
 namespace moolink::transport::verbs {
 namespace {
@@ -27,33 +25,6 @@ void make_non_blocking(int descriptor) {
 }
 
 }  // namespace
-
-std::string registration_failure(int error) {
-  std::string text = std::strerror(error);
-  rlimit limit{};
-  const bool may_be_limit = error == ENOMEM || error == EAGAIN || error == EPERM;
-  if (!may_be_limit || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return text;
-  }
-  return text + "; this process may lock " + std::to_string(limit.rlim_cur >> 10) +
-         " KB only: raise it (ulimit -l unlimited, or LimitMEMLOCK=infinity of its service)";
-}
-
-Region::Region(Region&& other) noexcept
-    : library_(other.library_), region_(std::exchange(other.region_, nullptr)) {}
-
-Region& Region::operator=(Region&& other) noexcept {
-  if (this != &other) {
-    reset();
-    library_ = other.library_;
-    region_ = std::exchange(other.region_, nullptr);
-  }
-  return *this;
-}
-
-void Region::reset() {
-  if (region_ != nullptr) library_->dereg_mr(std::exchange(region_, nullptr));
-}
 
 Device::Device(const Library& library, const Port& port)
     : library_(library), port_(port), sources_(std::make_unique<Registrations>(*this)) {

@@ -9,45 +9,23 @@
 
 #include "base/buffer.h"
 #include "device/block.h"
-#include "transport/verbs/choice.h"
 #include "transport/verbs/library.h"
+#include "transport/verbs/port.h"
+#include "transport/verbs/region.h"
+#include "transport/verbs/registrations.h"
 
 namespace moolink::transport::verbs {
-
-class Registrations;
-
-// Memory that a device may read, and write if requested. Its destruction ends the registration.
-class Region {
- public:
-  Region() = default;
-  // Null: an empty one.
-  Region(const Library& library, ibv_mr* region) : library_(&library), region_(region) {}
-  Region(Region&& other) noexcept;
-  Region& operator=(Region&& other) noexcept;
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-  ~Region() { reset(); }
-
-  explicit operator bool() const { return region_ != nullptr; }
-  std::uint32_t local_key() const { return region_->lkey; }
-  std::uint32_t remote_key() const { return region_->rkey; }
-  void reset();
-
- private:
-  const Library* library_ = nullptr;
-  ibv_mr* region_ = nullptr;
-};
 
 // Bytes of one SEND; also the size read at once when WRITEs are copied through slots.
 inline constexpr std::size_t kSlotBytes = std::size_t{16} << 10;
 
 // An opened device, shared by the connections of one transport: one queue of slots for all
 // arrivals, and one descriptor that reports completions.
-class Device {
+class Device final : public Registrar {
  public:
   // Throws Exception{error} with the reason, and what to do.
   Device(const Library& library, const Port& port);
-  ~Device();
+  ~Device() override;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -60,9 +38,9 @@ class Device {
 
   // Empty, with errno, if the system refuses: even after all sources without a write under way were
   // released, as a limit on locked memory may require.
-  Region register_memory(void* address, std::size_t bytes, int access);
+  Region register_memory(void* address, std::size_t bytes, int access) override;
   // The same for a CUDA device's memory (GPUDirect). Throws Exception{error} with the reason.
-  Region register_block(const device::Block& block, int access);
+  Region register_block(const device::Block& block, int access) override;
 
   // The sources of parts, for all connections.
   Registrations& sources() { return *sources_; }
@@ -106,8 +84,5 @@ class Device {
   std::size_t most_slots_ = 0;
   bool failed_ = false;
 };
-
-// "Cannot allocate memory", with the limit on locked memory where that may be the reason.
-std::string registration_failure(int error);
 
 }  // namespace moolink::transport::verbs

@@ -40,10 +40,10 @@ std::shared_ptr<const Region> Registrations::of(const Buffer& bytes) {
 Region Registrations::make(const memory::Home& home, const device::Block* block) {
   if (block == nullptr) {
     auto* address = const_cast<std::byte*>(home.memory.data());
-    return device_.register_memory(address, home.memory.size(), 0);
+    return registrar_.register_memory(address, home.memory.size(), 0);
   }
   try {
-    return device_.register_block(*block, 0);
+    return registrar_.register_block(*block, 0);
   } catch (const Exception& e) {
     refuses_devices_ = e.error().message;
     return {};

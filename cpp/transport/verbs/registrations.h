@@ -6,10 +6,21 @@
 #include <string>
 
 #include "base/buffer.h"
+#include "device/block.h"
 #include "memory/pool.h"
-#include "transport/verbs/device.h"
+#include "transport/verbs/region.h"
 
 namespace moolink::transport::verbs {
+
+// Registers memory with a device.
+class Registrar {
+ public:
+  virtual ~Registrar() = default;
+  // Empty, with errno, if the system refuses.
+  virtual Region register_memory(void* address, std::size_t bytes, int access) = 0;
+  // Throws Exception{error} with the reason.
+  virtual Region register_block(const device::Block& block, int access) = 0;
+};
 
 // The sources of parts, registered while they are the same memory (memory::home_of): a whole block
 // of a pool, or of a CUDA device, while it is kept, whatever messages it serves; other memory while
@@ -17,7 +28,7 @@ namespace moolink::transport::verbs {
 // address.
 class Registrations {
  public:
-  explicit Registrations(Device& device) : device_(device) {}
+  explicit Registrations(Registrar& registrar) : registrar_(registrar) {}
 
   // Null: the system refuses another registration, or the bytes have no owner.
   std::shared_ptr<const Region> of(const Buffer& bytes);
@@ -43,7 +54,7 @@ class Registrations {
   // Of those without a write under way, the longest unused first, until this much is left.
   void drop_unused(std::size_t most, std::size_t most_bytes);
 
-  Device& device_;
+  Registrar& registrar_;
   std::list<Entry> entries_;  // the latest used first
   std::size_t bytes_ = 0;
   std::string refuses_devices_;
