@@ -324,7 +324,9 @@ class _ArrayLeaf(Node):
         self._row_shape = self._batch_shape[: self._dim] + self._batch_shape[self._dim + 1 :]
 
     def rows(self, item: Nest) -> list[tuple[str, int]]:
-        return [(self.name, item.shape[self._dim])]
+        # Producers of DLPack need not have a shape.
+        shape = item.shape if hasattr(item, "shape") else as_numpy(item).shape
+        return [(self.name, shape[self._dim])]
 
     def _copy_rows(self, target: Any, source: Any, start: int, count: int, offset: int) -> None:
         """Copies rows of `source` into `target`; both are numpy arrays, or both torch tensors."""

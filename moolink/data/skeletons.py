@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from moolink import _core
 from moolink._core import check_array
 from moolink.data import nodes
 from moolink.data.frameworks import is_jax, is_torch
@@ -127,7 +128,8 @@ def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:
         return np.asarray(leaf, dtype or own)
     if isinstance(leaf, np.generic):
         return np.asarray(leaf)
-    check_array(leaf, path or "an array")
+    if check_array(leaf, path or "an array") and not hasattr(leaf, "dtype"):
+        return _core.as_array(leaf)  # of a library that moolink does not know
     return leaf
 
 

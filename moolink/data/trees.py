@@ -282,7 +282,7 @@ def _no_data(value: object, path: str) -> TypeError:
 
 def _numpy_leaf(array: npt.NDArray[Any], kind: Literal["numpy", "jax", "cupy"], path: str) -> Leaf:
     dtype = array.dtype
-    if dtype.kind == "V" and dtype.names is None:  # of ml_dtypes
+    if dtype.kind == "V" and dtype.isbuiltin == 2:  # of ml_dtypes
         return Leaf(array.view(f"u{dtype.itemsize}"), dtype.name, kind, path, dtype)
     if dtype.kind not in "biufc":
         raise TypeError(f"{path} is an array of {dtype}: only numbers can be reduced")

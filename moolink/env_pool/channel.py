@@ -32,6 +32,8 @@ class Behaviour:
         infer: whether an environment's first observation decides where it does not fit its space.
         any_space: whether spaces without a fixed layout are allowed; their values are pickled.
         compare: which part must be equal in all environments: their "spaces", or only the "layout".
+        numpy_numbers: whether the action of a Discrete space is a numpy integer of its dtype, as
+            in Gymnasium's vector environments, or Python's.
     """
 
     autoreset: Literal["same", "next", "never"]
@@ -40,6 +42,7 @@ class Behaviour:
     infer: bool
     any_space: bool
     compare: Literal["spaces", "layout"]
+    numpy_numbers: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ _BEHAVIOUR = channel.Behaviour(
     infer=True,
     any_space=False,
     compare="spaces",
+    numpy_numbers=False,
 )
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from moolink._core import EnvironmentRows
 from moolink.env_pool import channel
 from moolink.env_pool.environment import Environment, EnvironmentFailed, as_five
@@ -56,6 +58,10 @@ class Runner:
         # Discrete actions, the usual case, are one array of numbers.
         scalar = isinstance(shape.action, Leaf) and shape.action.scalar
         self._numbers: Array | None = memory.action if scalar else None
+        # Programs call methods of numpy on the actions that Gymnasium's and SB3's classes give.
+        self._listed: Callable[[Array], list[Any]] = (
+            list if behaviour.numpy_numbers else np.ndarray.tolist
+        )
         self._write = self._writer(shape.observation, memory.observation, "observations")
         self._write_final: Write | None = None
         if shape.final_obs:
@@ -217,13 +223,12 @@ class Runner:
     def _actions(self, first: int, count: int) -> list[Any]:
         """Returns each row's action as the environment expects it; arrays are copies."""
         if self._numbers is not None:
-            numbers: list[Any] = self._numbers[first : first + count].tolist()
-            return numbers
+            return self._listed(self._numbers[first : first + count])
         part = slice(first, first + count)
 
         def per_row(leaf: Leaf, array: Array) -> list[Any]:
             values = array[part]
-            return values.tolist() if leaf.scalar else [row.copy() for row in values]
+            return self._listed(values) if leaf.scalar else [row.copy() for row in values]
 
         columns: Any = map_tree(per_row, self._action_tree, self._memory.action)
         if isinstance(columns, list):

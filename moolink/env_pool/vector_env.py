@@ -527,6 +527,7 @@ def _options(
         infer=False,
         any_space=True,
         compare="layout",
+        numpy_numbers=True,
     )
     return PoolOptions(
         create_env,

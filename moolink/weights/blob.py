@@ -74,9 +74,10 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
     """Copies a tree into a new block.
 
     Raises:
-        TypeError: a leaf is no array, tensor or number.
+        TypeError: a leaf is no array, tensor or number, or a container's type cannot be sent.
     """
     given, skeleton = skeletons.flatten(tree)
+    _require_sendable(skeleton)
     values = [value.array if isinstance(value, Shard) else value for value in given]
     _check(values, skeleton)
     leaves, _ = trees.flatten(values, "weights")
@@ -93,6 +94,14 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
         block, [leaf.array for leaf in leaves], [field.offset for field in layout.fields]
     )
     return layout, block
+
+
+def _require_sendable(skeleton: Skeleton) -> None:
+    # Subscribers could only wait: a version that cannot be sent never comes.
+    try:
+        _core.encode(skeleton)
+    except TypeError as error:
+        raise TypeError(f"weights: {error}") from None
 
 
 def _check(values: list[Any], skeleton: Skeleton) -> None:

@@ -122,7 +122,8 @@ class Publisher(Closing):
                 subscribers have from a publisher before this one.
 
         Raises:
-            TypeError: a leaf is no array, tensor or number, or `version` no integer.
+            TypeError: a leaf is no array, tensor or number, a container is of a type that is not
+                registered, or `version` is no integer.
             ValueError: `version` is not above the last one, or negative.
             moolink.Closed: the publisher is closed.
         """

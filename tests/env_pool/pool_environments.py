@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -295,6 +296,26 @@ class Informed(Counter):
         if action == 99:
             time.sleep(1.0)
         return *super().step(action)[:4], {"action": int(action)}
+
+
+class Typed(gymnasium.Env):
+    """Tells the type of a Discrete action of int8, which is the action or the first of its parts.
+
+    Each step ends an episode.
+    """
+
+    observation_space = spaces.Discrete(3)
+
+    def __init__(self, space):
+        number = spaces.Discrete(3, dtype=np.int8)
+        self.action_space = number if space == "number" else spaces.Tuple((number, number))
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        number = action[0] if isinstance(action, tuple) else action
+        return 1, 0.0, True, False, {"type": type(number).__name__}
 
 
 class Remembering(Counter):

@@ -330,6 +330,19 @@ def test_errors_are_moolinks_and_gymnasiums():
             envs.reset()
 
 
+@pytest.mark.parametrize("space", ["number", "parts"])
+def test_numbers_of_actions_are_numpys_as_in_gymnasiums_classes(space):
+    """Programs written for Gymnasium's and SB3's classes call `action.item()`."""
+    envs = moolink.VectorEnv(functools.partial(environments.Typed, space), 2, num_workers=2)
+    envs.action_space.seed(1)
+    envs.reset()
+    infos = envs.step(envs.action_space.sample())[4]
+    assert infos["final_info"]["type"].tolist() == ["int8", "int8"]
+    # The last observation of an episode has such numbers, too.
+    assert [type(last) for last in infos["final_obs"]] == [np.int64, np.int64]
+    envs.close()
+
+
 def test_a_space_is_one_object_and_keeps_its_seed():
     with moolink.EnvPool(make, 1, 2) as pool, moolink.VectorEnv(make, 2) as envs:
         kinds = ("observation_space", "action_space")

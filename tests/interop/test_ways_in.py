@@ -40,6 +40,19 @@ class LabelledParameter(torch.nn.Parameter):
     pass
 
 
+class Producer:
+    """An array of a library that moolink does not know."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array[:, ::-1]  # with strides of its own
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
 def freed(begin: int) -> Any:
     storage = torch.ones(12)
     tensor = storage[begin : begin + 6].view(2, 3)
@@ -106,6 +119,7 @@ KINDS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "subclass_of_parameter": (lambda: LabelledParameter(plain()), None),
     "numpy": (VALUES.copy, None),
     "jax": (lambda: jnp.asarray(VALUES), None),
+    "producer": (lambda: Producer(VALUES[:, ::-1]), None),
     "dtensor": (distributed, r"DTensor.*to_local\(\)"),
     "two_tensor": (lambda: TwoTensor(plain(), plain()), "TwoTensor"),
     "masked": (masked, "MaskedTensor"),
@@ -298,8 +312,11 @@ NEVER = {
     ("parameter", "jax"),
     ("buffer", "numpy"),
     ("buffer", "jax"),
+    ("parameter", "producer"),
+    ("buffer", "producer"),
     *(("jax_parameter", kind) for kind in ("plain", "parameter", "subclass")),
     ("jax_parameter", "subclass_of_parameter"),
+    ("jax_parameter", "producer"),
 }
 
 
@@ -320,6 +337,12 @@ def test_the_right_values_or_an_error_with_the_name(places: Places, way: str, ki
             WAYS[way](places, value)
     else:
         assert np.array_equal(as_numpy(WAYS[way](places, value)), VALUES)
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "all_gather", "broadcast", "publish", "replay"])
+def test_bytes_of_no_type_are_named(places: Places, way: str) -> None:
+    with pytest.raises(TypeError, match=r"V3|void24"):
+        WAYS[way](places, np.zeros(2, "V3"))
 
 
 def test_a_batcher_on_a_device_of_torch_alone_leaves_its_tensors_to_torch() -> None:

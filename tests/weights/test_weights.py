@@ -237,6 +237,20 @@ def test_python_numbers_are_converted_and_stay_numbers(net: Net, dtype: str) -> 
     assert isinstance(tree["rate"], float)
 
 
+class Layers(list[Any]):
+    """A container that no peer has registered."""
+
+
+def test_a_container_that_cannot_be_sent_is_refused_when_it_is_published(net: Net) -> None:
+    """Its subscribers would wait for it for ever."""
+    with Publisher(net.learner, "w") as publisher:
+        with pytest.raises(TypeError, match=r"weights: .*Layers cannot be sent.*register"):
+            publisher.publish({"layers": Layers([np.ones(3)])})
+        assert publisher.version is None
+        publisher.publish(tree_of(1))
+        assert value_of(net.subscribe("s").wait(0, TIMEOUT).tree) == 1
+
+
 def test_torch_publishes_and_jax_subscribes_and_the_other_way(net: Net) -> None:
     import jax
     import torch
