@@ -152,8 +152,9 @@ struct Undelivered {
   Uid instance;
 };
 
-// The peer that answers a dial of this side has no key in common with it. `name`: its name, if that
-// is certain. `only_way`: no peer is connected, and all that the user dials refuse this one.
+// The peer that answers a dial of this side has no key in common with it, or has refused it for so
+// long that the one with this side's name must live. `name`: its name, if that is certain.
+// `only_way`: no peer is connected, and all that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;

@@ -19,6 +19,9 @@ constexpr ErrorCode kItself = ErrorCode::invalid_argument;  // the dialler has r
 // The name is that of a peer heard a moment ago. No REFUSE is sent: the other side takes this for a
 // lost connection, and dials again.
 constexpr ErrorCode kNameMayBeTaken = ErrorCode::timeout;
+// The name of a peer that has died is refused to its successor for suspect_after at most. A refusal
+// that lasts for this much longer is the holder's, which lives.
+constexpr Duration kHolderLives = milliseconds(400);
 // The same warning is not logged again for this long.
 constexpr Duration kSayAgain = seconds(30);
 
@@ -305,7 +308,7 @@ void Node::drop_refused(Time now, Connection& connection, std::string name, cons
   const bool has_name = of_this_user || connection.proven || mutant("believe_names_of_refusals");
   if (!has_name) name.clear();
   drop_connection(now, connection.id, error, true);
-  if (final && certain) fail_callers(address, name, error);
+  if (final && certain) fail_callers(now, address, name, error);
 }
 
 // Its handshake failed, or its first bytes showed that it cannot succeed.
@@ -324,16 +327,20 @@ void Node::warn_once(Time now, const std::string& text) {
 
 // Calls with no other way to their peer need not wait until their time-out. `name`: empty, unless
 // the peer at the address has it for certain.
-void Node::fail_callers(const std::string& address, const std::string& name, Error error) {
+void Node::fail_callers(Time now, const std::string& address, const std::string& name,
+                        Error error) {
   DialTarget* target = dialler_.find(address);
-  if (target != nullptr) target->refused = target->error_is_refusal = true;
+  const Duration refused_for = target == nullptr ? Duration(0) : Dialler::refused(*target, now);
   const bool only_way = !any_peer_is_up() && dialler_.refused_everywhere(address);
   std::vector<CallId> hopeless;
   for (const auto& [searched, search] : searches_) {
     if (searched.name != name && !only_way) continue;
     hopeless.insert(hopeless.end(), search.calls.begin(), search.calls.end());
   }
-  if (error.code == ErrorCode::auth && !address.empty()) {
+  const bool name_is_taken = error.code == ErrorCode::error &&
+                             (refused_for >= config_.timing.suspect_after + kHolderLives ||
+                              mutant("first_refusal_is_final"));
+  if (!address.empty() && (error.code == ErrorCode::auth || name_is_taken)) {
     actions_.push_back(Refused{name, only_way, error});
   }
   for (const CallId id : hopeless) {

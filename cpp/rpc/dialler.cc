@@ -6,6 +6,10 @@ namespace moolink::rpc {
 
 namespace {
 
+// Refusals this far apart are not of one time: one of the two peers was stopped in between. It is
+// longer than the pause before a dial.
+constexpr Duration kBetweenRefusals = seconds(2);
+
 bool is_shared_memory(const std::string& address) { return address.starts_with("shm://"); }
 
 bool is_loopback(const std::string& address) {
@@ -104,6 +108,15 @@ void Dialler::succeeded(DialTarget& target, const Uid& instance) {
   target.pause = first_pause_;
   target.failures = 0;
   target.last_error.clear();
+}
+
+Duration Dialler::refused(DialTarget& target, Time now) {
+  target.refused = target.error_is_refusal = true;
+  if (target.refused_at == kNever || now - target.refused_at > kBetweenRefusals) {
+    target.refused_since = now;
+  }
+  target.refused_at = now;
+  return now - target.refused_since;
 }
 
 void Dialler::failed(DialTarget& target, Time now) {

@@ -38,8 +38,10 @@ struct DialTarget {
   wire::ConnectionId connection = 0;
   Duration pause{};  // before the next try
   Time next_try = kNever;
-  int failures = 0;      // in a row
-  bool refused = false;  // the peer there refused the last dial
+  int failures = 0;             // in a row
+  bool refused = false;         // the peer there refused the last dial
+  Time refused_since = kNever;  // all dials since then were refused
+  Time refused_at = kNever;     // the last time
   std::string last_error;
   bool error_is_refusal = false;  // last_error is what a peer that answers there said
 };
@@ -66,6 +68,8 @@ class Dialler {
   void opened(DialTarget& target, wire::ConnectionId connection);
   // The greeting is done: the next pause is short again.
   void succeeded(DialTarget& target, const Uid& instance);
+  // The peer there has refused this one; returns for how long it has done so each time.
+  static Duration refused(DialTarget& target, Time now);
   // The dial failed, or its connection ended.
   void failed(DialTarget& target, Time now);
 

@@ -398,7 +398,7 @@ void Node::dial_ended(Time now, const std::string& address, const Error& error) 
     Error told = error;
     told.message += "; " + authenticator_->advice();
     warn_once(now, told.message);
-    fail_callers(address, {}, told);
+    fail_callers(now, address, {}, told);
   } else if (target->failures == 0 && target->wanted_by_user) {
     log(LogLevel::warning, error.message + "; trying again");
   }

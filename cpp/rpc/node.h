@@ -233,7 +233,7 @@ class Node {
   void drop_refused(Time now, Connection& connection, std::string name, const Error& error,
                     bool final);
   void warn_once(Time now, const std::string& text);
-  void fail_callers(const std::string& address, const std::string& name, Error error);
+  void fail_callers(Time now, const std::string& address, const std::string& name, Error error);
   void drop_connection(Time now, ConnectionId id, const Error& error, bool tell_transport);
   void redial(Time now, DialTarget& target, const Error& error, bool attached);
   void disconnected_from(Time now, Peer& peer);

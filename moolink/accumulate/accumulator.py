@@ -184,7 +184,8 @@ class AccumulatorBase(Adapter, Closing):
 
         Raises:
             moolink.Error: the group refused this peer (for example, its parameters have another
-                layout), or the model's checksums differ and ``on_divergence`` is ``"raise"``.
+                layout, or another peer has its name), or the model's checksums differ and
+                ``on_divergence`` is ``"raise"``.
             moolink.errors.StateError: the leader's state is not one of this model. Later calls go
                 on without it, and ask for another after a pause of 1 s, which doubles to 30 s;
                 :meth:`training_steps` does so by itself and logs the error.

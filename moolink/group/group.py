@@ -71,6 +71,8 @@ class Group(Closing):
         Raises:
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
+            Error: this peer is in no view, and for a second and a half its name was refused there,
+                as another peer that answers has it. It goes on looking: that one may end.
         """
         self._is_updated = True
         return self._update()
@@ -102,7 +104,7 @@ class Group(Closing):
         Raises:
             TimeoutError: the group still has fewer members after ``timeout``.
             ValueError: ``count`` is below 1, or ``timeout`` is negative.
-            AuthError: as in :meth:`update`.
+            AuthError, Error: as in :meth:`update`.
             Closed: the group is closed.
         """
         count = integer_of(count, "count", least=1)

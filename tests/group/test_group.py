@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import moolink
+from tests.processes import killed_at_the_end, start_python
 from tests.waiting import formed, until
 
 Join = Callable[..., moolink.Group]
@@ -367,11 +369,43 @@ def test_a_second_peer_of_a_name_is_told_so(join: Join) -> None:
     second = join("same")
     with pytest.raises(moolink.Error, match="'same' is taken"):
         second.rpc.sync("anybody", "f")
-    # The group goes on waiting: the first one may be a predecessor that is gone in a moment.
+    # The first one may be a predecessor that is gone in a moment: the group waits for that time.
     assert not second.update()
-    with pytest.raises(moolink.TimeoutError, match="'same' is taken"):
-        second.wait_for_members(1, timeout=1)
+    with pytest.raises(moolink.Error, match=r"'group' has no broker: .*'same' is taken") as caught:
+        second.wait_for_members(1)
+    assert type(caught.value) is moolink.Error
     assert first.members() == ["same"]
+    first.rpc.close()
+
+    def joined() -> bool:
+        with contextlib.suppress(moolink.Error):  # the last refusal may be told yet
+            second.update()
+        return second.members() == ["same"]
+
+    until(joined, "the name")
+
+
+MEMBER = """
+import sys
+import moolink
+
+with moolink.Rpc("same") as rpc, moolink.Group(rpc, "group") as group:
+    rpc.connect(sys.argv[1])
+    group.wait_for_members(1)
+    print(group.members(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_peer_that_was_killed_comes_back_under_its_name() -> None:
+    with moolink.Broker(first=True) as broker, killed_at_the_end() as processes:
+        address = broker.listen("127.0.0.1:0")[0]
+        for _ in range(3):
+            process = start_python("-c", MEMBER, address)
+            processes.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "['same']\n"
+            process.kill()
 
 
 def test_what_a_group_waits_for_names_an_address_once(join: Join) -> None:

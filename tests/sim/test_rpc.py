@@ -16,6 +16,7 @@ REACHED = {
     "connections dropped silently",
     "dials refused in another's name",
     "loans mapped",
+    "names taken",
     "peers down",
     "service messages",
 }

@@ -81,6 +81,7 @@ void Process::start() {
     world_->simulation.at(paused_until, [this] { start(); });
     return;
   }
+  started_at_ = world_->simulation.now();
   node_.listening(addresses());
   node_.define("work");
   if (number != 0) node_.connect(world_->simulation.now(), "tcp://10.0.0.0:1");
@@ -216,6 +217,7 @@ void Process::close() {
 void Process::die(bool host_gone) {
   if (!alive_) return;
   alive_ = false;
+  died_at_ = world_->simulation.now();
   world_->network.crash(*this, host_gone);
 }
 

@@ -288,9 +288,9 @@ void Process::perform(rpc::PeerUp& action) {
 void Process::perform(rpc::Refused& action) {
   note("is refused: " + action.error.message);
   const bool name_taken = action.error.code == ErrorCode::error;
-  require(
-      name_taken ? world_->imposter == this || !world_->settings.mild : world_->settings.outsider,
-      "a friend has refused " + std::string(name_taken ? "the name" : "the key"));
+  require(name_taken || world_->settings.outsider, "a friend has refused the key");
+  require(!name_taken || world_->has_met_namesake(*this), "the name of a dead peer is taken");
+  if (name_taken) ++coverage["names taken"];
   require(!action.only_way || up_.empty(), "a peer that is up is a way to others");
   ++coverage["refusals"];
 }

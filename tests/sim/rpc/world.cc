@@ -297,6 +297,16 @@ bool World::knows_better(const CallRecord& record, const Process& place) const {
   return record.began > since;
 }
 
+bool World::has_met_namesake(const Process& one) const {
+  const auto is = [&one](const Process& other) {
+    return &other != &one && other.name == one.name && other.died_at() > one.started_at();
+  };
+  return (imposter != nullptr && is(*imposter)) || (namesake != nullptr && is(*namesake)) ||
+         std::ranges::any_of(processes_, [&](const auto& in_one_place) {
+           return std::ranges::any_of(in_one_place, [&](const auto& other) { return is(*other); });
+         });
+}
+
 void World::fault() {
   Random& random = simulation.random;
   const std::vector<ConnectionId> working = network.working();

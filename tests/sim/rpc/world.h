@@ -108,6 +108,8 @@ class Process final : public Endpoint {
   void close();
   void die(bool host_gone);
   bool alive() const { return alive_; }
+  Time started_at() const { return started_at_; }
+  Time died_at() const { return died_at_; }  // kNever: it lives
   bool awake() const;
   bool is_closed() const { return closed_; }
   void check_at_end() const { memory_.check(); }
@@ -170,6 +172,8 @@ class Process final : public Endpoint {
 
   World* world_;
   bool alive_ = true;
+  Time started_at_ = kNever;
+  Time died_at_ = kNever;
   bool closed_ = false;
   HeapAllocator allocator_;
   rpc::Authenticator authenticator_;
@@ -208,6 +212,8 @@ class World {
   // Whether the caller has had the time to hear from the hub that the name, which two peers have,
   // does not mean the one at this place.
   bool knows_better(const CallRecord& record, const Process& place) const;
+  // Whether another process with its name has lived while it ran.
+  bool has_met_namesake(const Process& one) const;
   // Whether the two have a key in common.
   bool may_meet(int a, int b) const;
   // The outsider hears what one end of a connection writes of its greeting.
