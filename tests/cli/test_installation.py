@@ -21,6 +21,7 @@ from moolink.internal.installation import digest
 from tests.waiting import PROCESS_LIMIT
 
 PACKAGE = Path(moolink.__file__).parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -112,7 +113,8 @@ def test_an_extension_of_other_sources_is_noticed_at_import(sources: Path) -> No
 
 
 def test_an_extension_later_than_all_sources_costs_no_reading(sources: Path) -> None:
-    stand_in(sources, "unknown", (sources / "moolink").stat().st_mtime + 1000)
+    # Of the folder, which was made now: the copy of the package has the time of the original.
+    stand_in(sources, "unknown", sources.stat().st_mtime + 1000)
     assert run(sources, "-c", "import moolink").stderr == ""
 
 
@@ -125,8 +127,12 @@ def test_doctor_names_an_extension_of_other_sources(sources: Path) -> None:
 
 
 def test_the_extension_was_built_from_these_sources() -> None:
-    checkout = PACKAGE.parent / "cpp"
-    assert _core.sources_digest() == digest(checkout), "the extension is stale: run `make dev`"
+    # Those beside the tests: an installed wheel has none beside the package.
+    checkout = CHECKOUT / "cpp"
+    if not checkout.is_dir():
+        pytest.skip("the tests have no C++ sources beside them to compare the extension with")
+    other = "the extension is of other sources than these tests: run `make dev`, or install again"
+    assert _core.sources_digest() == digest(checkout), other
 
 
 def test_an_old_python_is_the_reason(sources: Path) -> None:
@@ -170,7 +176,7 @@ def test_an_example_names_the_packages_that_it_needs(module: str, package: str, 
     program = f"import sys; sys.modules['{package}'] = None; import {module}"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=PACKAGE.parent,
+        cwd=CHECKOUT,
         capture_output=True,
         text=True,
         check=False,
