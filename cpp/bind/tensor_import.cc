@@ -198,9 +198,18 @@ ImportedTensor import_exchanged(nb::handle value, const DLPackExchangeAPI* api) 
                         stream_after(value, managed->dl_tensor.device, api));
 }
 
+std::pair<int, int> dlpack_device(nb::handle value) {
+  const nb::object device = value.attr("__dlpack_device__")();
+  std::pair<int, int> result;
+  if (!nb::try_cast(device, result)) {
+    type_error("__dlpack_device__ of a " + type_text(value) +
+               " did not return a device's type and number, two integers");
+  }
+  return result;
+}
+
 ImportedTensor import_dlpack(nb::handle value) {
-  const auto [device_type, device_id] =
-      nb::cast<std::pair<int, int>>(value.attr("__dlpack_device__")());
+  const auto [device_type, device_id] = dlpack_device(value);
   std::shared_ptr<device::Stream> stream = stream_for(value, {device_type, device_id});
   const nb::object exporter = value.attr("__dlpack__");
   nb::dict arguments;
@@ -390,6 +399,7 @@ void require_readable_torch(nb::handle given, const TypeKind& kind) {
                " is more than its elements: give dequantize() of it, or int_repr() and its scales");
   }
   if (nb::cast<bool>(value.attr("is_meta"))) refuse_device(value, "meta");
+  torch_dtype(value);  // raises for elements that no message can hold, such as complex32's
   const nb::object storage = torch_storage(value);
   if (kind.api != nullptr && kind.api->dltensor_from_py_object_no_sync != nullptr &&
       nb::cast<bool>(value.attr("is_cpu"))) {

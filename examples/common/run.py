@@ -27,7 +27,8 @@ class Run(PeerJob):
 
     Attributes:
         saved: the checkpoint to go on from, or None.
-        metrics: scalars of the last contribution, for the learning curve; set by the loop.
+        metrics: scalars of the last contribution; set by the loop. Those without a column in
+            `curve.COLUMNS` go to TensorBoard only.
         normalizer: of observations and rewards.
         episodes: where the acting code counts finished episodes.
     """

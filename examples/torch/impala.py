@@ -55,7 +55,8 @@ class Actor(acting.ActingThread):
         self.device = net.device
 
     def play(self, group: acting.Group) -> Iterator[acting.Unroll | None]:
-        """Plays for ever in a group of environments, and yields each unroll that is full.
+        """Plays for ever in a group of environments, and yields each unroll that is full. One that
+        is yielded again is learned from again, and its steps count once.
 
         Entry t of all but the observation and `first` belongs to the step from observation t to
         t + 1. What is recorded here is in the batches of `impala_loss` by the same name.

@@ -174,7 +174,7 @@ def _parameters(function: Any) -> set[str]:
 def as_five(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """Converts the result of the old Gym's step, (observation, reward, done[, info])."""
     if isinstance(result, (tuple, list)) and len(result) == 5:
-        return tuple(result)
+        return (*result[:4], _require_info(result[4]))
     if not isinstance(result, (tuple, list)) or len(result) not in (3, 4):
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise TypeError(
@@ -182,9 +182,15 @@ def as_five(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
             f"Gym's (observation, reward, done, info), got {count}"
         )
     observation, reward, done = result[:3]
-    info = result[3] if len(result) == 4 else {}
+    info = _require_info(result[3]) if len(result) == 4 else {}
     truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
     return observation, reward, bool(done) and not truncated, truncated, info
+
+
+def _require_info(info: Any) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise TypeError(f"step() must return a dict as its info, got {type(info).__name__}")
+    return info
 
 
 def derive_seed(seed: int, index: int, life: int) -> int:

@@ -154,7 +154,7 @@ class Runner:
 
     def _take(self, row: int, result: Any) -> None:
         """Takes a step's result, if it is more than an array within an episode."""
-        if type(result) is not tuple or len(result) != 5:
+        if type(result) is not tuple or len(result) != 5 or type(result[4]) is not dict:
             result = as_five(result)
         observation, reward, terminated, truncated, info = result
         terminated, truncated = bool(terminated), bool(truncated)

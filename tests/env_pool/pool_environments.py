@@ -154,6 +154,19 @@ class NoReset:
         return 0, 0.0, False, False, {}
 
 
+class InfoOf(Counter):
+    """Returns this info from `step`, in Gymnasium's five results or the old Gym's four."""
+
+    def __init__(self, info, results):
+        super().__init__(0)
+        self.info, self.results = info, results
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        ended = (terminated, truncated) if self.results == 5 else (terminated,)
+        return observation, reward, *ended, self.info
+
+
 class Textual(NoSpaces):
     observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)

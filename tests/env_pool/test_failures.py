@@ -107,6 +107,17 @@ def test_an_environment_that_cannot_be_made_is_named(create_env, message, indice
     wait_until_gone(pool_processes())
 
 
+@pytest.mark.parametrize("results", [4, 5])
+def test_an_info_that_is_no_dict_is_an_error_of_the_environment(results):
+    create_env = functools.partial(environments.InfoOf, ["info"], results)
+    pool = moolink.VectorEnv([create_env])
+    pool.reset()
+    with pytest.raises(moolink.EnvError, match="a dict as its info, got list") as failure:
+        pool.step(np.array([1]))
+    assert failure.value.environments == (0,)
+    pool.close()
+
+
 def test_a_worker_that_dies_while_it_makes_environments_is_reported():
     with pytest.raises(moolink.EnvError, match="was killed by SIGKILL"):
         EnvPool(environments.DiesWhenMade, 1, 1, 1, on_crash="restart")

@@ -121,6 +121,12 @@ KINDS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "jax": (lambda: jnp.asarray(VALUES), None),
     "producer": (lambda: Producer(VALUES[:, ::-1]), None),
     "dtensor": (distributed, r"DTensor.*to_local\(\)"),
+    "complex32": (lambda: torch.zeros(2, 3, dtype=torch.complex32), "Tensor of torch.complex32"),
+    "float4": (
+        lambda: torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "Tensor of torch.float4_e2m1fn_x2",
+    ),
+    "int4": (lambda: torch.empty(2, 3, dtype=torch.int4), "Tensor of torch.int4"),
     "two_tensor": (lambda: TwoTensor(plain(), plain()), "TwoTensor"),
     "masked": (masked, "MaskedTensor"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(3)] * 2), "Tensor"),
