@@ -136,7 +136,7 @@ def check_cpp(root: pathlib.Path) -> Iterator[str]:
 
 
 def check_units(root: pathlib.Path) -> Iterator[str]:
-    """Yields each circle of units, a header with its .cc, that include one another."""
+    """Yields each cycle of units, a header with its .cc, that include one another."""
     includes: dict[str, set[str]] = {}
     for path in sorted((root / "cpp").rglob("*")):
         if path.suffix in {".h", ".cc"}:

@@ -28,7 +28,7 @@ struct PeerName {
 
   // From the name, or from join_names({group, name}).
   static PeerName of(const std::string& joined);
-  // For a message to the user: "group/name".
+  // For a message to the user: "group/name", or the name alone.
   std::string text() const { return group.empty() ? name : group + '/' + name; }
   auto operator<=>(const PeerName&) const = default;
 };

@@ -1,8 +1,7 @@
-// Arguments of a wrong number or type: an error that names the one that is wrong.
+// Errors for arguments of a wrong number or type name the wrong argument.
 //
-// nanobind lists the C++ types that a function takes, and has no hook for another text. So each of
-// the module's functions gets an entry of ours in front of nanobind's. A call that succeeds costs
-// one more jump.
+// nanobind's errors list the signature and the given types, and it has no hook for another text. So
+// each of the module's functions gets an entry of ours, which calls nanobind's: one more call.
 
 #include <array>
 #include <cstddef>
@@ -19,7 +18,7 @@ namespace {
 
 using Entry = PyObject* (*)(PyObject*, PyObject* const*, std::size_t, PyObject*);
 
-// The beginning of nanobind's objects for functions; bind_arguments() checks that it is so.
+// The beginning of nanobind's objects for functions; replace_entry() checks this.
 struct Function {
   PyObject_VAR_HEAD Entry entry;
 };
@@ -59,7 +58,7 @@ template <std::size_t Number>
 PyObject* called(PyObject* self, PyObject* const* arguments, std::size_t count, PyObject* names) {
   PyObject* const result = of_nanobind[Number](self, arguments, count, names);
   if (result == nullptr) {
-    explain(self, arguments, static_cast<std::uint32_t>(count), names);  // above it are flags
+    explain(self, arguments, static_cast<std::uint32_t>(count), names);  // higher bits: flags
   }
   return result;
 }

@@ -96,7 +96,7 @@ void bind_batch_rows(nb::module_& m);
 void bind_accumulator(nb::module_& m);
 void bind_replay(nb::module_& m);
 void bind_xla(nb::module_& m);
-// Last: it is about the functions that are there.
+// Must be the last call: it changes the functions that are bound by then.
 void bind_arguments(nb::module_& m);
 
 }  // namespace moolink::bind

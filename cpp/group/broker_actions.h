@@ -1,6 +1,6 @@
 #pragma once
 
-// What a broker is told at its start, and what it wants done.
+// A broker's configuration and actions.
 
 #include <cstddef>
 #include <string>

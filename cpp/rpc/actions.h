@@ -152,9 +152,9 @@ struct Undelivered {
   Uid instance;
 };
 
-// The peer that answers a dial of this side has no key in common with it, or has refused it for so
-// long that the one with this side's name must live. `name`: its name, if that is certain.
-// `only_way`: no peer is connected, and all that the user dials refuse this one.
+// The peer that answers a dial of this side has no key in common with it, or has refused its name
+// for so long that another peer of that name must live. `name`: the answering peer's name, if that
+// is certain. `only_way`: no peer is connected, and all that the user dials refuse this one.
 struct Refused {
   std::string name;
   bool only_way;
@@ -212,7 +212,7 @@ struct Failures {
 };
 using Tried = std::map<std::string, Failures, std::less<>>;
 
-// The error of a dial of this address, which names it once.
+// The error of a dial, with the address once.
 inline std::string with_address(const std::string& address, const std::string& error) {
   return error.find(address) == std::string::npos ? address + ": " + error : error;
 }

@@ -19,8 +19,8 @@ constexpr ErrorCode kItself = ErrorCode::invalid_argument;  // the dialler has r
 // The name is that of a peer heard a moment ago. No REFUSE is sent: the other side takes this for a
 // lost connection, and dials again.
 constexpr ErrorCode kNameMayBeTaken = ErrorCode::timeout;
-// The name of a peer that has died is refused to its successor for suspect_after at most. A refusal
-// that lasts for this much longer is the holder's, which lives.
+// The name of a peer that has died is refused to its successor for suspect_after at most. If it is
+// refused for this much longer, its holder lives.
 constexpr Duration kHolderLives = milliseconds(400);
 // The same warning is not logged again for this long.
 constexpr Duration kSayAgain = seconds(30);
@@ -387,7 +387,7 @@ void Node::redial(Time now, DialTarget& target, const Error& error, bool attache
     if (attached) return;
     note_failure(target, error.message);
     target.last_error = error.message;
-    target.error_is_refusal = false;  // a refusal says so next
+    target.error_is_refusal = false;  // drop_refused() sets it after a refusal
     tell_of_lost_path(target);
   };
   dialler_.failed(target, now);

@@ -6,8 +6,8 @@ namespace moolink::rpc {
 
 namespace {
 
-// Refusals this far apart are not of one time: one of the two peers was stopped in between. It is
-// longer than the pause before a dial.
+// Refusals further apart than this are no series: one of the two peers was stopped in between. It
+// is longer than the pause before a dial.
 constexpr Duration kBetweenRefusals = seconds(2);
 
 bool is_shared_memory(const std::string& address) { return address.starts_with("shm://"); }

@@ -40,10 +40,10 @@ struct DialTarget {
   Time next_try = kNever;
   int failures = 0;             // in a row
   bool refused = false;         // the peer there refused the last dial
-  Time refused_since = kNever;  // all dials since then were refused
-  Time refused_at = kNever;     // the last time
+  Time refused_since = kNever;  // the first refusal of the latest series
+  Time refused_at = kNever;     // the last one
   std::string last_error;
-  bool error_is_refusal = false;  // last_error is what a peer that answers there said
+  bool error_is_refusal = false;  // last_error is the refusal of a peer that answers there
 };
 
 class Dialler {
@@ -68,7 +68,7 @@ class Dialler {
   void opened(DialTarget& target, wire::ConnectionId connection);
   // The greeting is done: the next pause is short again.
   void succeeded(DialTarget& target, const Uid& instance);
-  // The peer there has refused this one; returns for how long it has done so each time.
+  // The peer there has refused this one; returns the time since the first refusal of the series.
   static Duration refused(DialTarget& target, Time now);
   // The dial failed, or its connection ended.
   void failed(DialTarget& target, Time now);

@@ -52,8 +52,8 @@ struct LargePart {
   std::uint64_t offset = 0;
 };
 
-// What an attempt to send a message has not written yet, as indices into its large parts. No search
-// for parts: a message may have 65,536.
+// The large parts that an attempt to send a message has not written yet, by their indices, so that
+// none is searched for: a message may have 65,536.
 struct Unsent {
   std::vector<std::size_t> to_ask;  // for a grant
   std::size_t next_to_ask = 0;      // the first of them that is left
@@ -71,7 +71,7 @@ struct Outgoing {
   std::uint64_t large_bytes = 0;
   std::uint64_t parts_cost = 0;  // wire::kPartCost of each
   std::vector<LargePart> large;
-  // Null before the attempt has written the message's head, and if no part is large.
+  // Null until the attempt writes the message's head, and if no part is large.
   std::unique_ptr<Unsent> unsent;
   bool has_turn = false;  // the message's number is among the turns of its connection
   // Whether the connection can lend its parts: asked once per attempt.

@@ -17,18 +17,19 @@ from examples.common.run import Run
 
 
 class Batch(NamedTuple):
-    """B environments of an unroll: what the learner computes one contribution from."""
+    """B environments of an unroll: the data of one contribution."""
 
     data: dict[str, Any]
-    """What was recorded, by name, as views of the unroll's arrays: [T, B, ...], or [T + 1, B, ...]
-    if it was also recorded at T. And `state`, the memory before entry 0: a tuple of [B, ...]."""
+    """The recorded quantities, by name, as views of the unroll's arrays: [T, B, ...], or
+    [T + 1, B, ...] if also recorded at T. And `state`, the memory before entry 0: a tuple of
+    [B, ...]."""
     new_steps: int
     """Steps of environments that no batch had before: T * B, or 0 if the unroll is given again."""
     unroll: Unroll
 
 
 class Unroll:
-    """What happens in T steps of E environments, in arrays that are filled again and again.
+    """T steps of E environments, in arrays that are filled again and again.
 
     Attributes:
         state: the memory of the policy before entry 0, a tuple of [E, ...] as the framework has it.
@@ -38,16 +39,17 @@ class Unroll:
         self.length, self.num_envs = length, num_envs
         self.state: tuple[Any, ...] = ()
         self._arrays: dict[str, Any] = {}
-        self._ends: set[str] = set()  # what is recorded at T
+        self._ends: set[str] = set()  # names of quantities recorded at T
         self._is_new = False
-        self._given = self._released = 0  # batches; the actor counts the former, the learner these
+        # Batches. The acting thread counts those given, the learner those released.
+        self._given = self._released = 0
 
     def record(self, t: int, **values: Any) -> None:
         """Records entry t, 0 <= t <= T, of each quantity: an array [E, ...] of any framework, a
         dict of such arrays, or a number for all environments.
 
         The first value makes the quantity's array, with the value's shape and dtype; floats become
-        float32. Record a quantity at each t: what is left out has an earlier unroll's value.
+        float32. Record a quantity at each t: an entry left out keeps an earlier unroll's value.
         """
         self._is_new = True
         if t == self.length:
@@ -86,7 +88,7 @@ class Unroll:
         return [Batch(self.data(slice(i, i + size)), new_steps, self) for i in starts]
 
     def release(self) -> None:
-        """Says that a batch is read."""
+        """Marks a batch as read."""
         self._released += 1
 
     @property
@@ -146,13 +148,13 @@ class ActingThread(threading.Thread, abc.ABC):
         self._published: dict[int, Any] = {}  # arguments of `use`, and scales, by version
         self._used = -1
 
-    # What a framework's actor is.
+    # Defined by each framework's actor.
 
     @abc.abstractmethod
     def play(self, group: Group) -> Iterator[Unroll | None]:
-        """Plays for ever. Yields None while the environments step, when it is another group's turn;
-        and each unroll that is full. It goes on once the learner has read the unroll that it fills
-        next: so memory and the lag of the policy are bounded."""
+        """Plays forever. Yields None while the environments step, when it is another group's turn,
+        and each unroll that is full. It is resumed once the learner has read the unroll that it
+        fills next: so memory and the lag of the policy are bounded."""
 
     @abc.abstractmethod
     def use(self, parameters: Any) -> None:
@@ -162,7 +164,7 @@ class ActingThread(threading.Thread, abc.ABC):
         """The parameters in memory that the learner does not write."""
         return parameters
 
-    # What the learner calls.
+    # Called by the learner.
 
     def take_parameters(self, parameters: Any, version: int, own_units: Sequence[int] = ()) -> None:
         """Acts with the learner's parameters of a version from the next step on; with
@@ -195,7 +197,7 @@ class ActingThread(threading.Thread, abc.ABC):
         return batch
 
     def release(self, batch: Batch) -> None:
-        """Says that it is read: its arrays may be filled again."""
+        """Marks it as read: its arrays may be filled again."""
         batch.unroll.release()
         self.released.set()
 
@@ -254,7 +256,7 @@ class ActingThread(threading.Thread, abc.ABC):
 
     def _play_groups(self) -> None:
         """Plays the groups in turn: while the environments of one step in threads of their own, the
-        network infers for another, so that neither waits."""
+        network infers for another, so that neither waits for the other."""
         self.begin(0)
         while not self.stopped:
             self.released.clear()

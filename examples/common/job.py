@@ -54,7 +54,7 @@ class Job(abc.ABC):
         version: of the model, to go on from.
         totals: sums of all counters of the job so far: `steps`, `episodes`, `return_thousandths`.
         metrics: of the last contribution; set by the loop. Those without a column in
-            `curve.COLUMNS` go to TensorBoard only.
+            `curve.COLUMNS` go to TensorBoard and Weights & Biases only.
     """
 
     def __init__(self, options: Options) -> None:

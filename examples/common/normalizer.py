@@ -1,5 +1,5 @@
-"""Statistics of a job's environments: finished episodes, and what observations and rewards are
-normalised by. All peers share them."""
+"""Statistics of a job's environments: finished episodes, and the moments by which observations and
+rewards are normalized, which all peers share."""
 
 from __future__ import annotations
 
@@ -205,10 +205,10 @@ class _Column:
 
 
 class NormalizedEnvs:
-    """Environments whose episodes are counted, and whose observations and rewards are normalised.
+    """Environments whose episodes are counted, and whose observations and rewards are normalized.
 
     Attributes:
-        envs: as they are.
+        envs: the environments without normalization.
         num_envs: E.
     """
 

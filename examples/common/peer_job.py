@@ -1,4 +1,4 @@
-"""What is behind a `Run`: the leader's files, what all members share, and the log of rounds."""
+"""The base of `Run`: the leader's files, the members' shared state, and the log of rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GATHERING_TIME = 10.0  # seconds that a new job waits for the number of peers it
 
 
 class PeerJob(Job):
-    """The base of `Run`, which is what a learner sees of it."""
+    """The base of `Run`, which is the interface for learners."""
 
     def __init__(self, options: GroupOptions, envs: Environments | None) -> None:
         super().__init__(options)
@@ -58,7 +58,7 @@ class PeerJob(Job):
             self.terminal.wait(self._group.waiting_for() or waiting)
 
     def state(self) -> dict[str, Any]:
-        """For `state`: what every member gets from the leader beside the model."""
+        """For `state`: the state that every member gets from the leader beside the model."""
         job = {
             "folder": self.folder.for_others(),
             "seconds": self.seconds,

@@ -23,12 +23,12 @@ from examples.common.peer_job import PeerJob
 class Run(PeerJob):
     """A run of a learner: `Run(options, envs)`. `with run.joined(...)` stands around the training
     loop, in which `turn` and `counters` are called. `envs` are those whose observations are
-    normalised; None if the options turn normalisation off.
+    normalized; None if the options turn normalization off.
 
     Attributes:
         saved: the checkpoint to go on from, or None.
         metrics: scalars of the last contribution; set by the loop. Those without a column in
-            `curve.COLUMNS` go to TensorBoard only.
+            `curve.COLUMNS` go to TensorBoard and Weights & Biases only.
         normalizer: of observations and rewards.
         episodes: where the acting code counts finished episodes.
     """
@@ -51,8 +51,8 @@ class Run(PeerJob):
         connect()
 
     def callbacks(self) -> dict[str, Any]:
-        """Arguments of `accumulator.steps()`: when the job is over, what it has counted, and what
-        every member gets from the leader beside the model."""
+        """Arguments of `accumulator.steps()`: the job's end, its totals, the state that every
+        member gets from the leader beside the model, and `idle`, called while the loop waits."""
         return {
             "until": self.is_over,
             "totals": self.totals,

@@ -9,7 +9,7 @@
 The twin of `examples/torch/impala.py`: the same options, files, numbers and checkpoints, and peers
 of both may learn one model in one group. What is computed are pure functions, compiled once: `act`,
 the gradients of `impala_loss`, and the optimizer's step in `accumulator.steps()`. Beside this file,
-the algorithm is in `networks.py` and `vtrace.py`; the twin says what else there is.
+the algorithm is in `networks.py` and `vtrace.py`; the twin lists the other files.
 
 Time is the first axis of all arrays, the batch the second. `x_t` is x at time t, `x_tm1` at t - 1
 and `x_tp1` at t + 1. T is the length of an unroll, E the number of environments that step together,
@@ -65,11 +65,11 @@ class Actor(acting.ActingThread):
         self.net, self.act = net, jax.jit(partial(act, net))
 
     def play(self, group: acting.Group) -> Iterator[acting.Unroll | None]:
-        """Plays for ever in a group of environments, and yields each unroll that is full. One that
+        """Plays forever in a group of environments, and yields each unroll that is full. One that
         is yielded again is learned from again, and its steps count once.
 
         Entry t of all but the observation and `first` belongs to the step from observation t to
-        t + 1. What is recorded here is in the batches of `impala_loss` by the same name.
+        t + 1. The batches of `impala_loss` have each recorded quantity under the same name.
         """
         o, E, seed = self.o, group.num_envs, self.o.group_seed(group.number)
         random, count = jax.random.key(seed), np.uint32(0)  # of the actions
@@ -100,8 +100,8 @@ class Actor(acting.ActingThread):
     def value_beyond_limit(
         self, step: Step, random: jax.Array, count: Any, state: State
     ) -> np.ndarray | float:
-        """The values of the observations at which a limit cut episodes off, for the learner sees
-        no other step from them; else 0."""
+        """The values of the observations at which a limit cut episodes off, which the learner does
+        not see; elsewhere 0."""
         if step.last_observation is None:
             return 0.0
         inputs = step.last_observation, np.zeros_like(step.truncated), state
@@ -123,9 +123,9 @@ class Actor(acting.ActingThread):
 def impala_loss(
     net: Net, o: ImpalaOptions, p: Parameters, buffers: Parameters, batch: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of one contribution, and the mean entropy of the policy in nats. The batch is what
-    `Actor.play` recorded in B environments, [T, B, ...], but T + 1 observations. Where a step ended
-    an episode the discount is 0.
+    """The loss of one contribution, and the mean entropy of the policy in nats. The batch has the
+    quantities that `Actor.play` recorded in B environments, [T, B, ...], with T + 1 entries of the
+    observation and `first`. Where a step ended an episode the discount is 0.
 
     `mean`: over time and batch. `sum`: over time and the whole round, as in the paper; a round's
     gradient is the mean of its contributions, hence the factor.

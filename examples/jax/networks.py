@@ -77,7 +77,7 @@ def convolutions(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return [(16, 8, 4), (32, 4, 2)] if min(shape[1:]) >= 64 else [(16, 6, 3), (32, 3, 2)]
 
 
-# Networks of learners whose peers reduce gradients
+# The network of IMPALA
 
 
 class Encoder:
@@ -108,7 +108,7 @@ class Encoder:
             layer(f"{self.name}.layers.1", self.width, int(np.prod(self.shape)))
 
     def mean(self, means: Mapping[str, np.ndarray]) -> jax.Array:
-        """The buffer that standardises uint8 input: of random play, [C, H, W]."""
+        """The buffer that standardizes uint8 input: of random play, [C, H, W]."""
         mean = means.get(self.name.removeprefix("encoders."), np.zeros((), np.float32))
         return jnp.array(np.moveaxis(mean, 2, 0) if self.channels_last and mean.ndim else mean)
 
@@ -172,14 +172,14 @@ class Net:
         self, p: Parameters, buffers: Parameters, observation: Any, first: jax.Array, state: State
     ) -> tuple[jax.Array, jax.Array, State]:
         """Observations [T, B, ...], whether each is the first of an episode [T, B], and the memory
-        [B, H] before them -> what `pi` takes, the baseline [T, B], and the memory after them."""
+        [B, H] before them -> the input of `pi`, the baseline [T, B], and the memory after them."""
         x, state = self.features(p, buffers, observation, first, state)
         return *self.heads(p, x, observation), state
 
     def features(
         self, p: Parameters, buffers: Parameters, observation: Any, first: jax.Array, state: State
     ) -> tuple[jax.Array, State]:
-        """What the heads take [T, B, H], and the memory after it."""
+        """The input of the heads [T, B, H], and the memory after it."""
         p = jax.tree.map(lambda x: x.astype(self.precision), p)
         features = [
             encoder(p, buffers[encoder.name + ".mean"], observation[key], self.precision)
@@ -193,7 +193,7 @@ class Net:
         return x, state
 
     def heads(self, p: Parameters, x: jax.Array, observation: Any) -> tuple[jax.Array, jax.Array]:
-        """What `pi` takes and the baseline, of features [T, B, H]."""
+        """The input of `pi` and the baseline, from features [T, B, H]."""
         p = jax.tree.map(lambda x: x.astype(self.precision), p)
         policy, baseline = (dense(p, k, x).astype(jnp.float32) for k in ("policy", "baseline"))
         if MASK in observation:  # illegal actions have no probability

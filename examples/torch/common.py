@@ -79,7 +79,7 @@ def make_deterministic() -> None:
 
 def to_device(x: Any, device: torch.device | str) -> Any:
     """A tree of dicts and tuples of arrays as tensors on a device. Once it returns, the arrays may
-    be overwritten, but on the CPU the tensors are the same memory.
+    be overwritten, except on the CPU, where the tensors share their memory.
 
     Copies to a GPU go through pinned memory, so that the host does not wait for them; torch reuses
     that memory once they are done.

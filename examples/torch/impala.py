@@ -10,9 +10,10 @@ In each peer one thread acts (`Actor.play`) and the main thread learns (`train`)
 their time in code that has released the GIL. The parameters are equal at all peers because all
 apply the same rounds of gradients in the same order; a newcomer gets them from the group's leader.
 
-Beside this file, the algorithm is in `networks.py`, `vtrace.py` and, what its options mean, in
-`examples/common/options.py`. `examples/common/acting.py` has the thread and the unrolls, and
-`examples/common/run.py` all that a job needs: membership, logs, checkpoints.
+Beside this file, the algorithm is in `networks.py` and `vtrace.py`; `examples/common/options.py`
+describes its options. `examples/common/acting.py` has the thread and the unrolls,
+`examples/common/normalizer.py` the environments with running statistics, and
+`examples/common/run.py` the job: membership, logs, checkpoints.
 
 Time is the first axis of all tensors, the batch the second. `x_t` is x at time t, `x_tm1` at t - 1
 and `x_tp1` at t + 1. T is the length of an unroll, E the number of environments that step together,
@@ -55,18 +56,18 @@ class Actor(acting.ActingThread):
         self.device = net.device
 
     def play(self, group: acting.Group) -> Iterator[acting.Unroll | None]:
-        """Plays for ever in a group of environments, and yields each unroll that is full. One that
+        """Plays forever in a group of environments, and yields each unroll that is full. One that
         is yielded again is learned from again, and its steps count once.
 
         Entry t of all but the observation and `first` belongs to the step from observation t to
-        t + 1. What is recorded here is in the batches of `impala_loss` by the same name.
+        t + 1. The batches of `impala_loss` have each recorded quantity under the same name.
         """
         o, E, seed = self.o, group.num_envs, self.o.group_seed(group.number)
         generator = torch.Generator(self.device).manual_seed(seed)  # of the actions
         observation = group.reset(seed if o.seeds_envs else None)
         first, state = np.ones(E, np.bool_), self.net.no_memory(E)
         for unroll in itertools.cycle(group.unrolls):
-            # Stored as in R2D2; autograd takes no tensors that inference has made, but copies.
+            # Stored as in R2D2. Copies, because autograd takes no tensors of inference mode.
             unroll.state = state[0].clone(), state[1].clone()
             for t in range(o.unroll_length):
                 unroll.record(t, observation=observation, first=first)
@@ -98,8 +99,8 @@ class Actor(acting.ActingThread):
             return self.net.pi(policy[0]), value[0], state
 
     def value_beyond_limit(self, step: Step, state: State) -> np.ndarray | float:
-        """The values of the observations at which a limit cut episodes off, for the learner sees
-        no other step from them; else 0."""
+        """The values of the observations at which a limit cut episodes off, which the learner does
+        not see; elsewhere 0."""
         if step.last_observation is None:
             return 0.0
         same_episode = np.zeros_like(step.truncated)
@@ -126,8 +127,9 @@ class Losses(NamedTuple):
 
 
 def impala_loss(net: Net, batch: dict[str, Any], o: ImpalaOptions) -> Losses:
-    """The loss of one contribution: what `Actor.play` recorded in B environments, [T, B, ...], but
-    T + 1 observations. Where a step ended an episode the discount is 0.
+    """The loss of one contribution. The batch has the quantities that `Actor.play` recorded in B
+    environments, [T, B, ...], with T + 1 entries of the observation and `first`. Where a step ended
+    an episode the discount is 0.
 
     `mean`: over time and batch. `sum`: over time and the whole round, as in the paper; a round's
     gradient is the mean of its contributions, hence the factor.

@@ -67,7 +67,7 @@ class Gaussian:
         return self.normal.entropy().sum(-1)
 
 
-# Networks of learners whose peers reduce gradients
+# The network of IMPALA
 
 
 class Encoder(nn.Module):
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
     mean: Tensor
 
     def __init__(self, shape: tuple[int, ...], mean: np.ndarray | None, width: int) -> None:
-        """`mean`, of random play, standardises uint8 input. It travels with the parameters."""
+        """`mean`, of random play, standardizes uint8 input. It travels with the parameters."""
         super().__init__()
         # Gymnasium's images have their channels last, ALE's stacks of frames have them first.
         self.channels_last = len(shape) == 3 and shape[2] < shape[0]
@@ -104,11 +104,11 @@ class Encoder(nn.Module):
 
 
 def flat_floats(x: Tensor, mean: Tensor | None) -> Tensor:
-    """[T, B, ...] -> [T * B, ...] in float32; with a `mean`, standardised by it.
+    """[T, B, ...] -> [T * B, ...] in float32; with a `mean`, standardized by it.
 
-    As `(x.flatten(0, 1) - mean) / 32`, in an order that is twice as fast: step by step, so that
-    what is computed stays in the cache. Images have their channels last where gradients are needed,
-    for then those of convolutions take half the time; inference does not.
+    As `((x.flatten(0, 1) - mean) / 32).clamp(-4, 4)`, in an order that is twice as fast: step by
+    step, so that the data stays in the cache. Images have their channels last where gradients are
+    needed: convolutions then compute them in half the time, but infer no faster.
     """
     T, B, *shape = x.shape
     channels_last = len(shape) == 3 and torch.is_grad_enabled()
@@ -163,14 +163,14 @@ class Net(nn.Module):
         self, observation: Mapping[str, Tensor], first: Tensor, state: State
     ) -> tuple[Tensor, Tensor, State]:
         """Observations [T, B, ...], whether each is the first of an episode [T, B], and the memory
-        [B, H] before them -> what `pi` takes, the baseline [T, B], and the memory after them."""
+        [B, H] before them -> the input of `pi`, the baseline [T, B], and the memory after them."""
         x, state = self.features(observation, first, state)
         return *self.heads(x, observation), state
 
     def features(
         self, observation: Mapping[str, Tensor], first: Tensor, state: State
     ) -> tuple[Tensor, State]:
-        """What the heads take [T, B, hidden], and the memory after it."""
+        """The input of the heads [T, B, hidden], and the memory after it."""
         with self.arithmetic():
             features = [encoder(observation[key]) for key, encoder in self.encoders.items()]
             x = F.relu(self.hidden(torch.cat(features, -1))).unflatten(0, first.shape)
@@ -184,7 +184,7 @@ class Net(nn.Module):
             return x, state
 
     def heads(self, x: Tensor, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """What `pi` takes and the baseline, of features [T, B, hidden]."""
+        """The input of `pi` and the baseline, from features [T, B, hidden]."""
         with self.arithmetic():
             policy, baseline = self.policy(x).float(), self.baseline(x).float()
         if MASK in observation:  # illegal actions have no probability
@@ -227,7 +227,7 @@ class Features(nn.Module):
         width: int,
         activation: type[nn.Module] = nn.Tanh,
     ) -> None:
-        """`mean`, of random play, standardises uint8 input. It travels with the parameters.
+        """`mean`, of random play, standardizes uint8 input. It travels with the parameters.
         `activation` follows the dense layer in place of convolutions."""
         super().__init__()
         self.is_uint8 = space.dtype == np.uint8
@@ -249,7 +249,7 @@ class Features(nn.Module):
 
 
 class ActorCritic(Features):
-    """Features, and a head each for the policy of Discrete actions and for the baseline."""
+    """Features, a head for the policy of Discrete actions, and one for the baseline."""
 
     def __init__(self, space: spaces.Box, num_actions: int, mean: np.ndarray | None, width: int):
         super().__init__(space, mean, width)

@@ -121,7 +121,7 @@ def _shadowing() -> list[Finding]:
 
 
 def _core() -> tuple[ModuleType | None, Finding]:
-    """The extension module, if it works: one that other sources built may lack functions."""
+    """The extension module; None if it does not load, or is stale: it may lack functions then."""
     if (missing := why_no_core()) is not None:
         return None, Finding("core", "failed", missing)
     try:

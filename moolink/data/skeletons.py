@@ -129,7 +129,7 @@ def as_array(leaf: Any, dtype: str | None = None, path: str = "") -> Any:
     if isinstance(leaf, np.generic):
         return np.asarray(leaf)
     if check_array(leaf, path or "an array") and not hasattr(leaf, "dtype"):
-        return _core.as_array(leaf)  # of a library that moolink does not know
+        return _core.as_array(leaf)  # a producer of DLPack that moolink does not know
     return leaf
 
 

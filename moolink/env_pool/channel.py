@@ -33,7 +33,7 @@ class Behaviour:
         any_space: whether spaces without a fixed layout are allowed; their values are pickled.
         compare: which part must be equal in all environments: their "spaces", or only the "layout".
         numpy_numbers: whether the action of a Discrete space is a numpy integer of its dtype, as
-            in Gymnasium's vector environments, or Python's.
+            in Gymnasium's vector environments, instead of a Python int.
     """
 
     autoreset: Literal["same", "next", "never"]

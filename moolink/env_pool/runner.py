@@ -58,7 +58,7 @@ class Runner:
         # Discrete actions, the usual case, are one array of numbers.
         scalar = isinstance(shape.action, Leaf) and shape.action.scalar
         self._numbers: Array | None = memory.action if scalar else None
-        # Programs call methods of numpy on the actions that Gymnasium's and SB3's classes give.
+        # Environments call methods of numpy integers, which Gymnasium's and SB3's classes give.
         self._listed: Callable[[Array], list[Any]] = (
             list if behaviour.numpy_numbers else np.ndarray.tolist
         )

@@ -25,7 +25,7 @@ class Leaf:
         shape: of one environment's value.
         dtype: name of its numpy dtype.
         low, high: inclusive bounds, broadcastable to `shape`; None where there are none.
-        scalar: whether the environment expects a number (Discrete) instead of an array.
+        scalar: whether the environment expects an integer (Discrete) instead of an array.
         space: the space in words, for messages.
     """
 

@@ -32,7 +32,7 @@ Op = Reduction | Callable[[Any, Any], Any]
 class Group(Closing):
     """An elastic set of peers with a common view of its members.
 
-    Each membership has a number. The view of it changes only in :meth:`update`, and needs no
+    Each membership has a number. The user's view changes only in :meth:`update`, and needs no
     pumping: the reactor keeps membership, liveness and operations going while the user computes.
 
     Args:
@@ -71,8 +71,8 @@ class Group(Closing):
         Raises:
             AuthError: this peer is in no view, and its key was refused where it looks for the
                 broker. It goes on looking: the broker may be given the same token.
-            Error: this peer is in no view, and for a second and a half its name was refused there,
-                as another peer that answers has it. It goes on looking: that one may end.
+            Error: this peer is in no view, and its name has been refused there for a second and a
+                half, because a peer that answers has it. It goes on looking: that peer may end.
         """
         self._is_updated = True
         return self._update()

@@ -1,6 +1,6 @@
-"""Arguments that a function of the extension module does not take: which one is wrong, and how.
+"""Errors for wrong arguments of the extension module's functions: they name the argument.
 
-cpp/bind/arguments.cc calls this for a call that has failed, in place of the text of nanobind.
+cpp/bind/arguments.cc raises them in place of nanobind's errors, which list signatures.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, SupportsFloat, SupportsIndex
 from moolink.internal.keywords import unknown_keyword
 from moolink.internal.shown import shown
 
-_LARGE = 1 << 31  # C++'s integers take up to this at least
+_LARGE = 1 << 31  # all integer types of the bindings hold the numbers below it
 
-# How each type of a signature is called, and whether a value is of it. Others: any value is.
+# The text for each type in a signature, and whether a value is of it. Other types are not checked.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "None": ("None", lambda value: value is None),
     "str": ("a str", lambda value: isinstance(value, str)),
@@ -36,15 +36,15 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def refusal(function: Any, given: list[Any], named: dict[str, Any]) -> TypeError:
-    """The error of a call of an extension's function that takes other arguments.
+    """The error for a call of an extension's function with arguments that it does not take.
 
     Args:
-        function: what was called, with the signature that the binding has for it.
-        given: the positional arguments, of a method with the object in front.
+        function: the function or method, an object of nanobind's.
+        given: the positional arguments; of a method, the object first.
         named: the keyword arguments.
     """
     owner, has_self, signature = _signature(function)
-    if has_self:  # it may be an object that is not complete
+    if has_self:  # the object may be uninitialized
         given = given[1:]
     if unknown := [name for name in named if not _takes(signature, name)]:
         return TypeError(unknown_keyword(owner, list(signature.parameters), unknown[0]))
@@ -147,7 +147,7 @@ def _name(wanted: ast.expr) -> str:
 
 
 def _item(wanted: ast.expr) -> ast.expr | None:
-    """The type of the items of a list, if it is one of those that are checked."""
+    """The type of a list's items, if they are checked; else None."""
     if isinstance(wanted, ast.Subscript) and _name(wanted) in ("list", "Sequence"):
         return wanted.slice if _name(wanted.slice) in ("str", "int", "float") else None
     return None

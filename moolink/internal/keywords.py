@@ -51,7 +51,7 @@ def _named(method: Callable[..., Any]) -> list[str]:
 
 
 def unknown_keyword(owner: str, known: list[str], name: str) -> str:
-    """The text of the error: which argument was meant, and all that there are."""
+    """The text of the error, with the nearest known name and all known names."""
     import difflib  # only for this error
 
     close = difflib.get_close_matches(name, known, 1)

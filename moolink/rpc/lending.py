@@ -34,8 +34,9 @@ def lend(value: Any, on_release: Callable[[], object] | None = None) -> _core.Le
         on_release: called without arguments, on a worker thread, once for each time that this was
             sent, when the loan is released.
 
-    Raises (where it is sent):
-        TypeError: it is sent by something else than calls, replies and streams.
+    Raises:
+        TypeError: `on_release` is not callable; or, where the value is sent, it is sent by
+            something else than calls, replies and streams.
     """
     return _core.Lent(value, on_release)
 

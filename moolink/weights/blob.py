@@ -74,7 +74,7 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
     """Copies a tree into a new block.
 
     Raises:
-        TypeError: a leaf is no array, tensor or number, or a container's type cannot be sent.
+        TypeError: a leaf is no array, tensor or number, or a container cannot be sent.
     """
     given, skeleton = skeletons.flatten(tree)
     _require_sendable(skeleton)
@@ -97,7 +97,7 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
 
 
 def _require_sendable(skeleton: Skeleton) -> None:
-    # Subscribers could only wait: a version that cannot be sent never comes.
+    # Else subscribers would wait for a version that cannot be sent.
     try:
         _core.encode(skeleton)
     except TypeError as error:

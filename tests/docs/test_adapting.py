@@ -49,7 +49,7 @@ def test_your_own_model(tmp_path):
 
 
 def changes():
-    """The page's changes of the learner, a list of lines each."""
+    """The page's changes of the learner, each as a list of lines."""
     return [
         x.splitlines() for x in re.findall(r"```diff\n(.*?)```", (ROOT / PAGE).read_text(), re.S)
     ]
@@ -69,7 +69,7 @@ def changed(change):
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_change_of_the_algorithm(tmp_path, number):
-    """A recorded quantity, an auxiliary loss and a replay ratio need two places each at most."""
+    """A recorded quantity, an auxiliary loss and a replay ratio change two places each at most."""
     change = changes()[number]
     assert sum(line.startswith("@@") for line in change) <= 2
     (tmp_path / "learner.py").write_text(changed(change))
@@ -80,7 +80,7 @@ def test_a_change_of_the_algorithm(tmp_path, number):
     assert len(set(ends)) == 1
     said = re.search(r"all steps are done after ([\d,]+) steps", output)[1]
     steps, updates = int(said.replace(",", "")), int(ends[0][1])
-    # A round has 160 steps. Of three rounds from one unroll, the first alone has new ones.
+    # A round has 160 steps. Of three rounds from one unroll, only the first has new steps.
     assert steps // 160 * (3 if number == 2 else 1) == pytest.approx(updates, abs=12)
 
 

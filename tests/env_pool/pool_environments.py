@@ -312,7 +312,7 @@ class Informed(Counter):
 
 
 class Typed(gymnasium.Env):
-    """Tells the type of a Discrete action of int8, which is the action or the first of its parts.
+    """Its info has the type of a Discrete action of int8: the action, or the first of its parts.
 
     Each step ends an episode.
     """

@@ -369,7 +369,7 @@ def test_a_second_peer_of_a_name_is_told_so(join: Join) -> None:
     second = join("same")
     with pytest.raises(moolink.Error, match="'same' is taken"):
         second.rpc.sync("anybody", "f")
-    # The first one may be a predecessor that is gone in a moment: the group waits for that time.
+    # The first peer may be a predecessor that is gone in a moment: the group waits that long.
     assert not second.update()
     with pytest.raises(moolink.Error, match=r"'group' has no broker: .*'same' is taken") as caught:
         second.wait_for_members(1)
@@ -378,7 +378,7 @@ def test_a_second_peer_of_a_name_is_told_so(join: Join) -> None:
     first.rpc.close()
 
     def joined() -> bool:
-        with contextlib.suppress(moolink.Error):  # the last refusal may be told yet
+        with contextlib.suppress(moolink.Error):  # the last refusal may still be raised
             second.update()
         return second.members() == ["same"]
 
@@ -413,7 +413,7 @@ def test_what_a_group_waits_for_names_an_address_once(join: Join) -> None:
     formed([first])
     second = join("same")
     until(lambda: "is taken" in second.waiting_for(), "the refusal")
-    # Something answers there, so whether the broker runs there is no question.
+    # A peer answers there, so the text does not ask whether the broker runs there.
     assert "does broker" not in second.waiting_for()
     with moolink.Broker(first=True) as broker:
         address = broker.listen("127.0.0.1:0")[0]

@@ -73,7 +73,7 @@ class Acting:
             self.actor.parameters = {}, {}
 
     def batch(self, timeout=10):
-        """The batch's data, and what `release` takes."""
+        """The batch's data, and the batch, for `release`."""
         batch = self.actor.next_batch(timeout)
         return batch and batch.data, batch
 

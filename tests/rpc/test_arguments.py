@@ -31,8 +31,8 @@ FUNCTIONS = {name: (function, kind) for name, function, kind in functions()}
 
 
 def called(name: str, given: dict[str, Any]) -> str:
-    """The text of the error of a call with these arguments, for an object that is not complete:
-    even a function that could take them does not run."""
+    """The text of the error of a call with these arguments, for an uninitialized object: even a
+    function that takes them does not run."""
     function, kind = FUNCTIONS[name]
     _, has_self, _ = arguments._signature(function)
     objects = []
@@ -84,7 +84,7 @@ def test_an_argument_of_a_wrong_type_is_named(name: str) -> None:
 def test_another_number_of_arguments_is_said(name: str) -> None:
     function, _ = FUNCTIONS[name]
     owner, has_self, signature = arguments._signature(function)
-    takes_any = name.endswith(".__exit__")  # as its arguments do not matter
+    takes_any = name.endswith(".__exit__")  # its arguments do not matter
     if takes_any or any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values()):
         return
     with warnings.catch_warnings():

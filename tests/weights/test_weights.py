@@ -242,7 +242,7 @@ class Layers(list[Any]):
 
 
 def test_a_container_that_cannot_be_sent_is_refused_when_it_is_published(net: Net) -> None:
-    """Its subscribers would wait for it for ever."""
+    """Its subscribers would wait for it forever."""
     with Publisher(net.learner, "w") as publisher:
         with pytest.raises(TypeError, match=r"weights: .*Layers cannot be sent.*register"):
             publisher.publish({"layers": Layers([np.ones(3)])})

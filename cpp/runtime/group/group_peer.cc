@@ -152,7 +152,7 @@ bool GroupPeer::wait_for_members(std::size_t count, Time deadline,
   MembersWaiter waiting{count, {}};
   waiting.waiter.what = "members of a group";
   waiting.waiter.explain = [this, count](Time) MOOLINK_LOCKED {
-    if (!member_.waiting_for().empty()) return std::string();  // remind() says it
+    if (!member_.waiting_for().empty()) return std::string();  // remind() logs it
     const std::size_t present = member_.active_view()->members.size();
     return "group '" + name_ + "' has " + std::to_string(present) + " of " + std::to_string(count) +
            " members: start the others";

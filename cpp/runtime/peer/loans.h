@@ -23,7 +23,7 @@ class LoanReturns : public std::enable_shared_from_this<LoanReturns> {
     std::uint64_t loan = 0;
   };
 
-  // The loop calls `returned` when loans have ended: take() then has them.
+  // The loop calls `returned` when loans have ended: take() then returns them.
   LoanReturns(std::shared_ptr<Context> context, std::function<void()> returned)
       : context_(std::move(context)), returned_(std::move(returned)) {}
 

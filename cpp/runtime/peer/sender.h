@@ -20,7 +20,7 @@ struct PlacedMemory {
   std::shared_ptr<wire::StandingGrant> standing;
 };
 
-// A peer as the encoders of its messages and the reply paths of its calls use it.
+// The interface of a peer for the encoders of its messages and the reply paths of its calls.
 class Sender {
  public:
   virtual ~Sender() = default;

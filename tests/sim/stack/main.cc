@@ -47,7 +47,7 @@ const std::vector<std::string> kMutants = {
     "lost_sessions_are_not_told",
     "blame_others_for_own_silence",     // only here: a cut-off broker judges
     "excuse_again_and_again",           // only here: each outage excuses the dead anew
-    "ends_at_view_that_no_member_has",  // only here: its members cannot bring back their own
+    "ends_at_view_that_no_member_has",  // only here: members cannot bring back their view
     // accumulate
     "demote_whom_it_lost",  // only here: no exemption for lost sessions
     "offer_twice_after_flush",
