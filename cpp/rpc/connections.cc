@@ -387,7 +387,8 @@ void Node::redial(Time now, DialTarget& target, const Error& error, bool attache
     if (attached) return;
     note_failure(target, error.message);
     target.last_error = error.message;
-    target.error_is_refusal = false;  // drop_refused() sets it after a refusal
+    // After the refusal of a name, drop_refused() sets it.
+    target.error_is_refusal = error.code == ErrorCode::auth;
     tell_of_lost_path(target);
   };
   dialler_.failed(target, now);

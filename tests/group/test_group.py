@@ -422,3 +422,15 @@ def test_what_a_group_waits_for_names_an_address_once(join: Join) -> None:
         until(lambda: "cannot connect" in group.waiting_for(), "a dial that fails")
         assert group.waiting_for().count(address) == 1
         assert group.waiting_for().endswith("does broker 'broker' run there?")
+
+
+def test_a_group_whose_token_is_refused_does_not_ask_whether_its_broker_runs() -> None:
+    broker_token, own = (f"moolink-token:{digit * 64}" for digit in "ab")
+    with (
+        moolink.Broker(token=broker_token) as broker,
+        moolink.Rpc("stranger", token=own) as rpc,
+        moolink.Group(rpc, "group") as group,
+    ):
+        rpc.connect(broker.listen("127.0.0.1:0")[0])
+        until(lambda: "is refused" in group.waiting_for(), "the refusal")
+        assert "does broker" not in group.waiting_for()
