@@ -108,6 +108,7 @@ void Dialler::succeeded(DialTarget& target, const Uid& instance) {
   target.pause = first_pause_;
   target.failures = 0;
   target.last_error.clear();
+  target.refused_at = target.refused_since = kNever;
 }
 
 Duration Dialler::refused(DialTarget& target, Time now) {

@@ -50,6 +50,10 @@ class Unroll:
 
         The first value makes the quantity's array, with the value's shape and dtype; floats become
         float32. Record a quantity at each t: an entry left out keeps an earlier unroll's value.
+
+        Raises:
+            ValueError: the first axis is not E.
+            TypeError: the first value was of a dtype that cannot hold this one.
         """
         self._is_new = True
         if t == self.length:
@@ -63,10 +67,12 @@ class Unroll:
                 self._write(arrays.setdefault(name, {}), part, t, x)
             return
         array = on_host(value)
+        if array.ndim and len(array) != self.num_envs:
+            raise ValueError(f"{name}: [{self.num_envs}, ...] is recorded, not {[*array.shape]}")
         if name not in arrays:
             dtype = np.float32 if array.dtype.kind == "f" else array.dtype
             arrays[name] = np.empty((self.length + 1, self.num_envs, *array.shape[1:]), dtype)
-        arrays[name][t] = array
+        np.copyto(arrays[name][t], array, casting="same_kind")  # no fractions into integers
 
     def data(self, envs: slice) -> dict[str, Any]:
         """`data` of a batch of these environments."""
@@ -116,18 +122,21 @@ class Group(NormalizedEnvs):
         """`base`: the version of the parameters when this peer began to play the unit."""
         super().__init__(envs, normalizer, episodes)
         self.number, self.base, self.steps = number, base, 0
+        self.given = self.learned = 0  # contributions; the latter when the unroll began
         self._o = o
         # A unit has two: one is played while the learner reads the other.
         count = 2 if o.deterministic else 1
         self.unrolls = [Unroll(o.unroll_length, envs.num_envs) for _ in range(count)]
         self.next_unroll = self.unrolls[0]
         self.play: Iterator[Unroll | None]
+        self.full: queue.SimpleQueue[Any]  # of its batches
 
     def wants(self) -> int:
         """The version of the parameters with which the unit's next step acts."""
-        unroll, t = divmod(self.steps, self._o.unroll_length)
-        behind = (unroll - 1) * self._o.parts + t * self._o.parts // self._o.unroll_length
-        return self.base + max(0, behind)
+        if self.steps < self._o.unroll_length:
+            return self.base
+        t = self.steps % self._o.unroll_length
+        return self.base + self.learned + t * self._o.parts // self._o.unroll_length
 
 
 class ActingThread(threading.Thread, abc.ABC):
@@ -231,6 +240,7 @@ class ActingThread(threading.Thread, abc.ABC):
         if self.o.deterministic:  # statistics go with their data, not by time
             normalizer, episodes = Normalizer(self.o, envs), Episodes()
         group = Group(self.o, number, envs, normalizer, episodes, base)
+        group.full = self.full[number if self.o.deterministic else None]
         self._groups[number], group.play = group, self.play(group)
         return group
 
@@ -248,8 +258,10 @@ class ActingThread(threading.Thread, abc.ABC):
         """Gives the learner the batches of an unroll."""
         unit = group.number if self.o.deterministic else None
         counted = None if unit is None else (group.normalizer.take(), group.episodes.take())
-        for batch in unroll.batches(self.o.batch_size):
-            self.full[unit].put((batch, counted))
+        batches = unroll.batches(self.o.batch_size)
+        group.given += len(batches)
+        for batch in batches:
+            group.full.put((batch, counted))
             counted = None
         following = group.unrolls.index(unroll) + 1
         group.next_unroll = group.unrolls[following % len(group.unrolls)]
@@ -289,7 +301,8 @@ class ActingThread(threading.Thread, abc.ABC):
     def _follow(self, owned: dict[int, int]) -> None:
         """Begins to play the units that are new here, and ends those that have moved away."""
         for number, unit in list(self._groups.items()):
-            if owned.get(number) != unit.base:
+            # One that has come back has another queue, perhaps at the same version.
+            if owned.get(number) != unit.base or unit.full is not self.full[number]:
                 self._groups.pop(number).envs.close()  # a step is under way: no reset is possible
         for number in owned.keys() - self._groups.keys():
             self.begin(number, owned[number])
@@ -305,4 +318,6 @@ class ActingThread(threading.Thread, abc.ABC):
             self._used = version
         plays = self.go_on(unit)
         unit.steps += plays
+        if plays and unit.steps % self.o.unroll_length == 0:  # an unroll may be given again
+            unit.learned = unit.given
         return plays

@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any
 
 from moolink.internal.keywords import unknown_keyword
 from moolink.internal.shown import shown
 
 _LARGE = 1 << 31  # all integer types of the bindings hold the numbers below it
 
+
+def _converts(convert: Callable[[], object]) -> bool:
+    try:
+        convert()
+    except OverflowError:  # the caller says that it is out of range
+        return True
+    except Exception:  # noqa: BLE001 - of the user's class
+        return False
+    return True
+
+
 # The text for each type in a signature, and whether a value is of it. Other types are not checked.
+# Arrays have a number's methods and may be no number; some strs cannot be encoded.
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "None": ("None", lambda value: value is None),
-    "str": ("a str", lambda value: isinstance(value, str)),
+    "str": ("a str", lambda value: isinstance(value, str) and _converts(value.encode)),
     "bytes": ("bytes", lambda value: isinstance(value, bytes)),
     "bool": ("True or False", lambda value: isinstance(value, bool)),
-    "int": ("an integer", lambda value: isinstance(value, SupportsIndex)),
-    "float": ("a number", lambda value: isinstance(value, SupportsFloat | SupportsIndex)),
+    "int": ("an integer", lambda value: _converts(lambda: operator.index(value))),
+    "float": ("a number", lambda value: not _is_text(value) and _converts(lambda: float(value))),
     "list": ("a list", lambda value: isinstance(value, list)),
     "tuple": ("a tuple", lambda value: isinstance(value, Sequence)),
     "dict": ("a dict", lambda value: isinstance(value, dict)),

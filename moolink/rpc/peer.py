@@ -74,6 +74,8 @@ class Rpc(RpcCore):
         )
         self.key_group = proof.keys[0].group if proof.keys else ""
         """The group whose key this peer holds, and to which it is confined; "": none."""
+        self.allows_pickle = bool(allow_pickle)
+        """Whether this peer sends and takes pickles."""
         self.was_connected = False
         """Whether :meth:`connect` has been called."""
         sources.add(self, self)

@@ -70,14 +70,14 @@ class Layout:
         return -(-self.size // CHUNK)
 
 
-def pack(tree: Any) -> tuple[Layout, Bytes]:
-    """Copies a tree into a new block.
+def pack(tree: Any, *, allow_pickle: bool = False) -> tuple[Layout, Bytes]:
+    """Copies a tree into a new block. `allow_pickle`: as of the peer that sends its containers.
 
     Raises:
         TypeError: a leaf is no array, tensor or number, or a container cannot be sent.
     """
     given, skeleton = skeletons.flatten(tree)
-    _require_sendable(skeleton)
+    _require_sendable(skeleton, allow_pickle)
     values = [value.array if isinstance(value, Shard) else value for value in given]
     _check(values, skeleton)
     leaves, _ = trees.flatten(values, "weights")
@@ -96,10 +96,10 @@ def pack(tree: Any) -> tuple[Layout, Bytes]:
     return layout, block
 
 
-def _require_sendable(skeleton: Skeleton) -> None:
+def _require_sendable(skeleton: Skeleton, allow_pickle: bool) -> None:
     # Else subscribers would wait for a version that cannot be sent.
     try:
-        _core.encode(skeleton)
+        _core.encode(skeleton, allow_pickle=allow_pickle)
     except TypeError as error:
         raise TypeError(f"weights: {error}") from None
 

@@ -123,13 +123,13 @@ class Publisher(Closing):
 
         Raises:
             TypeError: a leaf is no array, tensor or number, a container is of a type that is not
-                registered, or `version` is no integer.
+                registered (and this peer has not `allow_pickle`), or `version` is no integer.
             ValueError: `version` is not above the last one, or negative.
             moolink.Closed: the publisher is closed.
         """
         if version is not None:
             version = integer_of(version, "version", least=0)
-        packed = blob.pack(tree)
+        packed = blob.pack(tree, allow_pickle=self._rpc.allows_pickle)
         with self._changed:
             self._require_open()
             last = self._least - 1 if self._version is None else self._version

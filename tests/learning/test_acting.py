@@ -85,6 +85,15 @@ class Acting:
         self.actor.__exit__(*error)
 
 
+def test_a_value_that_an_unroll_cannot_hold_is_refused():
+    unroll = Unroll(2, 3)
+    unroll.record(0, bonus=0)
+    with pytest.raises(TypeError, match="same_kind"):
+        unroll.record(1, bonus=np.full(3, 0.7))
+    with pytest.raises(ValueError, match=r"lead: \[3, \.\.\.\] is recorded, not \[1, 3\]"):
+        unroll.record(0, lead=np.zeros((1, 3)))
+
+
 @pytest.fixture(params=["torch", "jax"])
 def framework(request):
     pytest.importorskip(request.param)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 import moolink
+from examples.common import acting
 from examples.common.checksums import NAME, Checksums
 from examples.common.normalizer import Normalizer
 from examples.common.options import GroupOptions, ImpalaOptions, parse
@@ -21,6 +24,7 @@ from tests.learning.processes import broker, read_until, run, start
 from tests.learning.stubs import Counting, options, run_of
 from tests.learning.test_acting import TorchNet
 from tests.processes import killed_at_the_end
+from tests.waiting import until
 
 ROUNDS = 8
 
@@ -96,6 +100,54 @@ def test_steps_act_with_parameters_of_a_fixed_lag(monkeypatch: Any, own_units: A
         assert lags[2] == lags[3] == [0, 0, 1, 1]
         assert lags[4] == lags[5] == [2, 2, 3, 3]
         assert lags[6] == lags[7] == [4, 4, 5, 5]
+
+
+class Playing(acting.ActingThread):
+    """Records the version that it acts with, and gives each unroll `times` times."""
+
+    times = 1
+
+    def use(self, parameters: int) -> None:
+        self.acts_with = parameters
+
+    def play(self, group: acting.Group) -> Iterator[acting.Unroll | None]:
+        group.reset(0)
+        for unroll in itertools.cycle(group.unrolls):
+            for t in range(self.o.unroll_length):
+                unroll.record(t, version=self.acts_with)
+                group.send(np.zeros((group.num_envs, 1), np.int64))
+                yield None
+                group.recv()
+            for _ in range(self.times):
+                yield unroll
+
+
+def playing(times: int = 1) -> Playing:
+    o = options(deterministic=True, num_groups=1, unroll_length=4, batch_size=1, num_envs=2)
+    thread = Playing(o, envs := Counting(2), run_of(o, envs))
+    thread.times = times
+    return thread
+
+
+def test_an_unroll_that_is_given_again_does_not_let_the_lag_grow() -> None:
+    with playing(times=3) as actor:
+        actor.start()
+        for version in range(60):
+            actor.take_parameters(version, version, [0])
+            batch: Any = actor.next_batch(10, 0)
+            assert version - batch.data["version"].min() <= 12  # two unrolls: 2 parts, 3 times
+            actor.release(batch)
+        assert len(actor._published) <= 12
+
+
+def test_a_unit_that_leaves_and_comes_back_at_one_version_is_played() -> None:
+    with playing() as actor:
+        actor.take_parameters(0, 0, [0])
+        actor.start()
+        until(lambda: actor.full[0].qsize() > 0, "the first batches")
+        actor.take_parameters(0, 0, [])
+        actor.take_parameters(0, 0, [0])
+        assert actor.next_batch(10, 0) is not None
 
 
 def test_units_that_move_here_are_played_from_their_beginning(monkeypatch: Any) -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import moolink
@@ -122,6 +123,11 @@ def test_another_number_of_arguments_is_said(name: str) -> None:
             lambda rpc: rpc.set_transports(["tcp", 3]),
             "Rpc.set_transports(): names must be a list of strs, got ['tcp', 3]",
         ),
+        (
+            lambda rpc: rpc.set_timeout(np.zeros(3)),
+            "Rpc.set_timeout(): seconds must be a number, got array(",
+        ),
+        (lambda rpc: rpc.listen("\ud800"), "Rpc.listen(): address must be a str, got '\\ud800'"),
         (lambda rpc: moolink.Rpc(arrays=None), "Rpc(): arrays must be a str, got None"),
         (lambda rpc: moolink.Broker(first=None), "Broker(): first must be True or False, got None"),
         (
@@ -152,7 +158,7 @@ def test_another_number_of_arguments_is_said(name: str) -> None:
         (lambda rpc: moolink.empty([1.5]), "shape must be an integer, got 1.5"),
         (lambda rpc: moolink.lend(1, 2), "Lent(): on_release must be callable or None, got 2"),
     ],
-    ids=range(23),
+    ids=range(25),
 )
 def test_the_error_names_method_argument_and_what_is_expected(
     call: Callable[[moolink.Rpc], Any], text: str

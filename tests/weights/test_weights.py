@@ -251,6 +251,20 @@ def test_a_container_that_cannot_be_sent_is_refused_when_it_is_published(net: Ne
         assert value_of(net.subscribe("s").wait(0, TIMEOUT).tree) == 1
 
 
+def test_a_container_that_pickles_travels_between_peers_that_allow_it() -> None:
+    with (
+        moolink.Rpc("learner", allow_pickle=True) as learner,
+        moolink.Rpc("actor", allow_pickle=True) as actor,
+        Publisher(learner, "w") as publisher,
+    ):
+        actor.connect(learner.listen("127.0.0.1:0")[0])
+        publisher.publish({"layers": Layers([np.ones(3)])})
+        with Subscriber(actor, "w", "learner") as subscriber:
+            layers = subscriber.wait(0, TIMEOUT).tree["layers"]
+        assert type(layers) is Layers
+        assert np.array_equal(layers[0], np.ones(3))
+
+
 def test_torch_publishes_and_jax_subscribes_and_the_other_way(net: Net) -> None:
     import jax
     import torch
