@@ -154,6 +154,6 @@ class Outputs:
             return results.final_obs.get(row, self._last[row])
 
         def value(leaf: Leaf, array: Array) -> Any:
-            return array[row] if leaf.scalar else array[row].copy()
+            return array[row].item() if leaf.scalar else array[row].copy()
 
         return map_tree(value, self._tree, self._memory.final_obs)
