@@ -170,8 +170,7 @@ def test_the_error_names_method_argument_and_what_is_expected(
 
 
 def test_an_accumulator_names_what_it_is_given() -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     with moolink.Rpc("peer") as rpc, moolink.Group(rpc, "g") as group:
         parameters = [torch.zeros(3, requires_grad=True)]
         with (
