@@ -68,9 +68,9 @@ TEST("a task that does not end can be left; those after it are dropped") {
 // The child would be killed by the alarm if it had inherited the lock of a thread that is not
 // there.
 TEST("a fork finds no thread in the middle of handing over a task") {
-  TaskThread thread("test");
   std::atomic<bool> over{false};
   std::atomic<int> waiting{0};
+  TaskThread thread("test");  // its last tasks run at its end
   std::thread other([&] {
     while (!over) {
       if (waiting > 100) continue;
