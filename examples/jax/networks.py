@@ -125,7 +125,47 @@ class Encoder:
         return x if self.convolutions else jnp.tanh(dense(p, f"{self.name}.layers.1", x))
 
 
-class Net:
+class PolicyNet:
+    """The part of a network with a policy that IMPALA and PPO share: its memory and its actions."""
+
+    encoders: Mapping[str, Any]
+    choices: tuple[int, ...]  # sizes of Discrete spaces; empty in Box spaces
+    width: int
+    lstm: bool
+
+    def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
+        """The buffers, by torch's names."""
+        encoders = self.encoders.values()
+        return OrderedDict((encoder.name + ".mean", encoder.mean(means)) for encoder in encoders)
+
+    def remember(
+        self, p: Parameters, x: jax.Array, first: jax.Array, state: State
+    ) -> tuple[jax.Array, State]:
+        """Features [T, B, ...], whether each is of the first step of an episode [T, B], and the
+        memory [B, H] before them -> the LSTM's outputs [T, B, H], if there is one, and the memory
+        after them."""
+        if not self.lstm:
+            return x, state
+        state, outputs = lax.scan(partial(lstm, p), state, (x, first))
+        return outputs, state
+
+    def legal(self, policy: jax.Array, observation: Any) -> jax.Array:
+        """The input of `pi`, in which illegal actions have no probability."""
+        if MASK not in observation:
+            return policy
+        return jnp.where(observation[MASK] == 0, ILLEGAL, policy)
+
+    def pi(self, p: Parameters, policy: jax.Array) -> Choices | Gaussian:
+        """The distribution of actions."""
+        return Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
+
+    def no_memory(self, num_envs: int) -> State:
+        """The state of the LSTM before an episode."""
+        zeros = jnp.zeros((num_envs, self.width if self.lstm else 0))
+        return zeros, zeros
+
+
+class Net(PolicyNet):
     """An encoder for each part of the observation, a dense layer, perhaps an LSTM, two heads: pure
     functions of parameters and buffers."""
 
@@ -163,11 +203,6 @@ class Net:
         layer("baseline", 1, self.width)
         return p
 
-    def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
-        """The buffers, by torch's names."""
-        encoders = self.encoders.values()
-        return OrderedDict((encoder.name + ".mean", encoder.mean(means)) for encoder in encoders)
-
     def __call__(
         self, p: Parameters, buffers: Parameters, observation: Any, first: jax.Array, state: State
     ) -> tuple[jax.Array, jax.Array, State]:
@@ -187,27 +222,14 @@ class Net:
         ]
         x = jax.nn.relu(dense(p, "hidden", jnp.concatenate(features, -1)))
         x = x.reshape(*first.shape, -1)
-        if self.lstm:
-            state, x = lax.scan(partial(lstm, p), state, (x, first))
-            x = x.astype(self.precision)
-        return x, state
+        x, state = self.remember(p, x, first, state)
+        return x.astype(self.precision), state
 
     def heads(self, p: Parameters, x: jax.Array, observation: Any) -> tuple[jax.Array, jax.Array]:
         """The input of `pi` and the baseline, from features [T, B, H]."""
         p = jax.tree.map(lambda x: x.astype(self.precision), p)
         policy, baseline = (dense(p, k, x).astype(jnp.float32) for k in ("policy", "baseline"))
-        if MASK in observation:  # illegal actions have no probability
-            policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
-        return policy, baseline.squeeze(-1)
-
-    def pi(self, p: Parameters, policy: jax.Array) -> Choices | Gaussian:
-        """The distribution of actions."""
-        return Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
-
-    def no_memory(self, num_envs: int) -> State:
-        """The state of the LSTM before an episode."""
-        zeros = jnp.zeros((num_envs, self.width if self.lstm else 0))
-        return zeros, zeros
+        return self.legal(policy, observation), baseline.squeeze(-1)
 
 
 def lstm(p: Parameters, state: State, at_t: Any) -> tuple[State, jax.Array]:

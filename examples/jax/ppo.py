@@ -33,12 +33,12 @@ import moolink.jax
 from examples.common.environments import Environments, make_envs
 from examples.common.evaluation import evaluated
 from examples.common.normalizer import NormalizedEnvs
-from examples.common.observations import ILLEGAL, MASK
+from examples.common.observations import MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.jax import common
 from examples.jax.common import Parameters, dense
-from examples.jax.networks import Choices, Gaussian, State, lstm
+from examples.jax.networks import Choices, Gaussian, PolicyNet, State
 
 # The network
 
@@ -84,7 +84,7 @@ class Encoder:
         return x.reshape(len(x), -1)
 
 
-class Net:
+class Net(PolicyNet):
     """Features, perhaps an LSTM, and a dense network each for the policy and the value: pure
     functions of parameters and buffers."""
 
@@ -123,11 +123,6 @@ class Net:
                 p[name + ".weight"], p[name + ".bias"] = weight, jnp.zeros(shape[0])
         return p
 
-    def buffers(self, means: Mapping[str, np.ndarray]) -> Parameters:
-        """The buffers, by torch's names."""
-        encoders = self.encoders.values()
-        return OrderedDict((encoder.name + ".mean", encoder.mean(means)) for encoder in encoders)
-
     def __call__(
         self, p: Parameters, buffers: Parameters, observation: Any, first: jax.Array, state: State
     ) -> tuple[Choices | Gaussian, jax.Array, State]:
@@ -139,23 +134,14 @@ class Net:
             for key, encoder in self.encoders.items()
         ]
         x = jnp.concatenate(parts, -1).reshape(*first.shape, -1)
-        if self.lstm:
-            state, x = lax.scan(partial(lstm, p), state, (x, first))
+        x, state = self.remember(p, x, first, state)
 
         def network(head: str) -> jax.Array:
             hidden = jnp.tanh(dense(p, head + ".0", x))
             return dense(p, head + ".4", jnp.tanh(dense(p, head + ".2", hidden)))
 
-        policy = network("policy")
-        if MASK in observation:  # illegal actions have no probability
-            policy = jnp.where(observation[MASK] == 0, ILLEGAL, policy)
-        pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, p["log_std"])
+        pi = self.pi(p, self.legal(network("policy"), observation))
         return pi, network("value").squeeze(-1), state
-
-    def no_memory(self, num_envs: int) -> State:
-        """The state of the LSTM before an episode."""
-        zeros = jnp.zeros((num_envs, self.width if self.lstm else 0))
-        return zeros, zeros
 
 
 # Rollouts

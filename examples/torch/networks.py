@@ -134,7 +134,48 @@ def convolutions(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return [(16, 8, 4), (32, 4, 2)] if min(shape[1:]) >= 64 else [(16, 6, 3), (32, 3, 2)]
 
 
-class Net(nn.Module):
+class PolicyNet(nn.Module):
+    """The part of a network with a policy that IMPALA and PPO share: its memory and its actions."""
+
+    choices: tuple[int, ...]  # sizes of Discrete spaces; empty in Box spaces
+    lstm: nn.LSTMCell | None
+    log_std: nn.Parameter | None  # in Box spaces
+
+    def remember(self, x: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        """Features [T, B, ...], whether each is of the first step of an episode [T, B], and the
+        memory [B, H] before them -> the LSTM's outputs [T, B, H], if there is one, and the memory
+        after them."""
+        if self.lstm is None:
+            return x, state
+        outputs = []
+        for x_t, first_t in zip(x, first, strict=True):
+            h, c = (s.masked_fill(first_t[:, None], 0.0) for s in state)
+            state = self.lstm(x_t, (h, c))
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    def legal(self, policy: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+        """The input of `pi`, in which illegal actions have no probability."""
+        if MASK not in observation:
+            return policy
+        return policy.masked_fill(observation[MASK] == 0, ILLEGAL)
+
+    def pi(self, policy: Tensor) -> Choices | Gaussian:
+        """The distribution of actions."""
+        return Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
+
+    def no_memory(self, num_envs: int) -> State:
+        """The state of the LSTM before an episode."""
+        size = 0 if self.lstm is None else self.lstm.hidden_size
+        zeros = torch.zeros(num_envs, size, device=self.device)
+        return zeros, zeros
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+class Net(PolicyNet):
     """An encoder for each part of the observation, a dense layer, perhaps an LSTM, two heads."""
 
     def __init__(
@@ -174,42 +215,19 @@ class Net(nn.Module):
         with self.arithmetic():
             features = [encoder(observation[key]) for key, encoder in self.encoders.items()]
             x = F.relu(self.hidden(torch.cat(features, -1))).unflatten(0, first.shape)
-            if self.lstm is not None:
-                outputs = []
-                for x_t, first_t in zip(x, first, strict=True):
-                    h, c = (s.masked_fill(first_t[:, None], 0.0) for s in state)
-                    state = self.lstm(x_t, (h, c))
-                    outputs.append(state[0])
-                x = torch.stack(outputs)
-            return x, state
+            return self.remember(x, first, state)
 
     def heads(self, x: Tensor, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The input of `pi` and the baseline, from features [T, B, hidden]."""
         with self.arithmetic():
             policy, baseline = self.policy(x).float(), self.baseline(x).float()
-        if MASK in observation:  # illegal actions have no probability
-            policy = policy.masked_fill(observation[MASK] == 0, ILLEGAL)
-        return policy, baseline.squeeze(-1)
+        return self.legal(policy, observation), baseline.squeeze(-1)
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """The context in which layers compute in `--precision`."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
-
-    def pi(self, policy: Tensor) -> Choices | Gaussian:
-        """The distribution of actions."""
-        return Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
-
-    def no_memory(self, num_envs: int) -> State:
-        """The state of the LSTM before an episode."""
-        size = 0 if self.lstm is None else self.lstm.hidden_size
-        zeros = torch.zeros(num_envs, size, device=self.device)
-        return zeros, zeros
-
-    @property
-    def device(self) -> torch.device:
-        return self.baseline.weight.device
 
 
 # Networks of learners with actors in other processes

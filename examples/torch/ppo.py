@@ -29,11 +29,11 @@ import moolink.torch
 from examples.common.environments import Environments, make_envs
 from examples.common.evaluation import evaluated
 from examples.common.normalizer import NormalizedEnvs
-from examples.common.observations import ILLEGAL, MASK
+from examples.common.observations import MASK
 from examples.common.options import PpoOptions
 from examples.common.run import Run, main, make_group
 from examples.torch.common import make_net, snapshot, to_device
-from examples.torch.networks import Choices, Gaussian, State
+from examples.torch.networks import Choices, Gaussian, PolicyNet, State
 
 # The network
 
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
         return self.layers(x.movedim(-1, 1) if self.channels_last else x)
 
 
-class Net(nn.Module):
+class Net(PolicyNet):
     """Features, perhaps an LSTM, and a dense network each for the policy and the value."""
 
     def __init__(self, envs: Environments, means: Mapping[str, np.ndarray], o: PpoOptions) -> None:
@@ -105,24 +105,9 @@ class Net(nn.Module):
         [E, H] before them -> the policy, the value [T, E], and the memory after them."""
         parts = [net(observation[key].flatten(0, 1)) for key, net in self.encoders.items()]
         x = torch.cat(parts, -1).unflatten(0, first.shape)
-        if self.lstm is not None:
-            outputs = []
-            for x_t, first_t in zip(x, first, strict=True):
-                h, c = (s.masked_fill(first_t[:, None], 0.0) for s in state)
-                state = self.lstm(x_t, (h, c))
-                outputs.append(state[0])
-            x = torch.stack(outputs)
-        policy = self.policy(x)
-        if MASK in observation:  # illegal actions have no probability
-            policy = policy.masked_fill(observation[MASK] == 0, ILLEGAL)
-        pi = Choices(policy, self.choices) if self.choices else Gaussian(policy, self.log_std)
+        x, state = self.remember(x, first, state)
+        pi = self.pi(self.legal(self.policy(x), observation))
         return pi, self.value(x).squeeze(-1), state
-
-    def no_memory(self, num_envs: int) -> State:
-        """The state of the LSTM before an episode."""
-        size = 0 if self.lstm is None else self.lstm.hidden_size
-        zeros = torch.zeros(num_envs, size, device=next(self.parameters()).device)
-        return zeros, zeros
 
 
 # Rollouts
@@ -301,7 +286,7 @@ def evaluate(o: PpoOptions) -> None:
     torch.set_num_threads(o.torch_threads or max(1, o.cores // 2))
     with evaluated(o) as evaluation, torch.no_grad():
         net = make_net(Net, evaluation.envs, o, evaluation.saved)
-        device, state = next(net.parameters()).device, net.no_memory(evaluation.envs.num_envs)
+        device, state = net.device, net.no_memory(evaluation.envs.num_envs)
         while not evaluation.is_over():
             observation, first = to_device((evaluation.observation, evaluation.first), device)
             pi, _, state = net(one_step(observation), first[None], state)
