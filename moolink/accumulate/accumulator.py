@@ -133,12 +133,6 @@ class AccumulatorBase(Adapter, Closing):
         self._name = name
         self._role: Role = role
         is_observer = role == "observer"
-        self._core: AccumulatorCore
-        if units is None:
-            self._core = AccumulatorCore(group._core, name, sections, layout, is_observer)
-        else:
-            units = integer_of(units, "units", 1, MOST_UNITS)
-            self._core = OrderedCore(group, name, sections, layout, is_observer, units)
         self._sync = ParameterSync(
             group,
             name,
@@ -148,6 +142,8 @@ class AccumulatorBase(Adapter, Closing):
             self._install_parameters,
         )
         self._parting = Parting(group, name, is_observer=is_observer)
+        # The last of the three: others ask a member's functions as soon as it is one.
+        self._core = self._make_core(sections, layout, units)
         self._rounds = Rounds(self._core, group, name, role)
         self._rounds.are_of_units = units is not None
         sources.add(self._rounds, group.rpc)
@@ -166,6 +162,20 @@ class AccumulatorBase(Adapter, Closing):
         self._awaited = ""
         self._told_of_nonfinite = False
         self._progress: Progress | None = None  # of the loops so far
+
+    def _make_core(
+        self, sections: list[tuple[str, int]], layout: str, units: int | None
+    ) -> AccumulatorCore:
+        group, name, is_observer = self._group, self._name, self._role == "observer"
+        try:
+            if units is None:
+                return AccumulatorCore(group._core, name, sections, layout, is_observer)
+            units = integer_of(units, "units", 1, MOST_UNITS)
+            return OrderedCore(group, name, sections, layout, is_observer, units)
+        except BaseException:
+            self._parting.close()
+            self._sync.close()
+            raise
 
     def connect(self, address: str) -> None:
         """Connects to the broker at ``address``; only for an accumulator that made its own group.

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moolink._core import RpcDeferredReturn
 from moolink.errors import Closed
 from moolink.group import Group
 
+# For each peer, the functions that it has, by name.
+_owned: weakref.WeakKeyDictionary[Any, dict[str, weakref.WeakMethod[Callable[..., None]]]]
+_owned = weakref.WeakKeyDictionary()
+
 
 def define_owned(
-    group: Group, name: str, method: weakref.WeakMethod[Callable[..., None]]
-) -> Callable[[], None]:
+    group: Group, kind: str, names: Sequence[str], method: weakref.WeakMethod[Callable[..., None]]
+) -> tuple[str, Callable[[], None]]:
     """Lets members of the group call the method, with an ``RpcDeferredReturn`` before their own
-    arguments, under ``name``. Peers with another group's key cannot call it.
+    arguments. Peers with another group's key cannot call it.
+
+    Args:
+        names: of the method's owner: of the group, and of the object in it.
 
     Returns:
-        A function that takes the definition back; it may be called when the peer is closed.
+        The function's name, which differs for different names, whatever characters they have; and a
+        function that takes the definition back, which may be called when the peer is closed.
+
+    Raises:
+        ValueError: another owner of these names lives.
     """
+    name = ":".join([f"moolink.{kind}", *map(repr, names)])
 
     def answer(deferred: RpcDeferredReturn, *arguments: Any) -> None:
         owners = method()
@@ -30,14 +42,20 @@ def define_owned(
             owners(deferred, *arguments)
 
     rpc = group.rpc  # `undefine` must not keep the group alive
+    owned = _owned.setdefault(rpc, {})
+    if name in owned:
+        if owned[name]() is not None:
+            raise ValueError(
+                f"this Rpc already has a group or accumulator called '{'/'.join(names)}'"
+            )
+        rpc.undefine(name)  # its owner was dropped and not closed
+    rpc._define_confined(name, answer, group.name())
+    owned[name] = method
 
     def undefine() -> None:
-        with contextlib.suppress(Closed, ValueError):  # the peer may be closed already
-            rpc.undefine(name)
+        if owned.get(name) is method:
+            del owned[name]
+            with contextlib.suppress(Closed, ValueError):  # the peer may be closed already
+                rpc.undefine(name)
 
-    try:
-        rpc._define_confined(name, answer, group.name())
-    except ValueError:  # of an owner before that was dropped and not closed
-        rpc.undefine(name)
-        rpc._define_confined(name, answer, group.name())
-    return undefine
+    return name, undefine

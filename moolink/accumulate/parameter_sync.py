@@ -51,7 +51,6 @@ class ParameterSync:
     ) -> None:
         self._rpc = group.rpc
         self._group = group
-        self._function = f"moolink.parameters:{group.name()}:{name}"
         self._framework = framework
         self._asked_every = every
         self._capture = capture
@@ -76,7 +75,9 @@ class ParameterSync:
         self._idle_versions = IDLE_VERSIONS
         self._ended: int | None = None  # the version at which this member's loop ended
         forks.changes_in_children(self)
-        self._undefine = define_owned(group, self._function, weakref.WeakMethod(self.asked))
+        self._function, self._undefine = define_owned(
+            group, "parameters", (group.name(), name), weakref.WeakMethod(self.asked)
+        )
 
     @property
     def takes_over(self) -> bool:

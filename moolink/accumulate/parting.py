@@ -38,7 +38,6 @@ class Parting:
         self._group = group
         self._name = name
         self._has_begun = False
-        self._function = f"moolink.parting:{group.name()}:{name}"
         self._lock = Lock()  # of the attributes that workers use:
         self._ended = -1  # the last version at which this member was ready to leave
         self._waiting: dict[str, tuple[int, RpcDeferredReturn]] = {}
@@ -48,7 +47,9 @@ class Parting:
         self._left: tuple[int, str, str] | None = None
         self._asked: dict[str, Future] = {}
         forks.changes_in_children(self)
-        self._undefine = define_owned(group, self._function, weakref.WeakMethod(self._answer))
+        self._function, self._undefine = define_owned(
+            group, "parting", (group.name(), name), weakref.WeakMethod(self._answer)
+        )
 
     def _forked(self) -> None:
         self._lock = Lock()

@@ -50,13 +50,14 @@ class DeviceSums:
         # No reference to the group: it must end, and this with it, when the user drops it.
         self._group, self._core, self._rpc = group.name(), group._core, group.rpc
         self._backend, self._least = backend, least
-        self._function = f"moolink.sums:{self._group}"
         self._forked()
         self._decisions: dict[View, concurrent.futures.Future[bool]] = {}
         self._values: dict[View, Values] = {}
         self.by_communicator = self.by_group = 0
         forks.changes_in_children(self)
-        self._undefine = define_owned(group, self._function, weakref.WeakMethod(self._asked))
+        self._function, self._undefine = define_owned(
+            group, "sums", (self._group,), weakref.WeakMethod(self._asked)
+        )
 
     def _forked(self) -> None:
         self._lock = Lock()

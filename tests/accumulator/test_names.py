@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
 
 import moolink
+import moolink.accumulate.accumulator
 from tests.accumulator.loops import connect, parameters, reduce_round
 
 
@@ -15,6 +17,7 @@ from tests.accumulator.loops import connect, parameters, reduce_round
     "names",
     [
         [("a/b", "c"), ("a", "b/c")],
+        [("a:b", "c"), ("a", "b:c")],
         [("a", "b"), ("segments:a", "b")],
         [("a", "b"), ("segments", "a/b"), ("rounds", "a/b"), ("rounds:a", "b")],
     ],
@@ -56,3 +59,40 @@ def test_one_accumulator_twice_is_refused_by_its_name() -> None:
         pytest.raises(ValueError, match="already has a group or accumulator called 'g/a'"),
     ):
         moolink.Accumulator("a", parameters(), group=group)
+
+
+@pytest.mark.parametrize("units", [None, 2])
+def test_others_may_ask_a_member_as_soon_as_it_is_one(
+    broker_address: str, monkeypatch: pytest.MonkeyPatch, units: int | None
+) -> None:
+    """A leader at its end takes a peer without the function for one without an accumulator."""
+    made = []
+    with moolink.Rpc("asking") as asking, moolink.Rpc("peer") as rpc:
+        asking.connect(broker_address)
+        rpc.connect(broker_address)
+
+        def make_core(kind: type, *arguments: object) -> object:
+            made.append(asking.sync("peer", "moolink.parting:'g':'a'", "asking", -1))
+            made.append(asking.sync("peer", "moolink.parameters:'g':'a'", "asking", None))
+            return kind(*arguments)
+
+        for kind in ("AccumulatorCore", "OrderedCore"):
+            real = getattr(moolink.accumulate.accumulator, kind)
+            monkeypatch.setattr(
+                moolink.accumulate.accumulator, kind, functools.partial(make_core, real)
+            )
+        with (
+            moolink.Group(rpc, "g") as group,
+            moolink.Accumulator("a", parameters(), group=group, units=units),
+        ):
+            ended, (_, framework, _) = made
+            assert ended is True
+            assert framework == "torch"
+
+
+def test_an_accumulator_that_cannot_be_made_leaves_its_name_free(broker_address: str) -> None:
+    with moolink.Rpc("peer") as rpc, moolink.Group(rpc, "g") as group:
+        with pytest.raises(ValueError, match="units"):
+            moolink.Accumulator("a", parameters(), group=group, units=0)
+        moolink.Accumulator("a", parameters(), group=group).close()
+        moolink.Accumulator("a", parameters(), group=group).close()

@@ -22,7 +22,7 @@ def test_a_question_of_another_form_is_refused(
     with moolink.Rpc("liar", timeout=10) as liar:
         liar.connect(broker_address)
         with pytest.raises(moolink.RemoteError, match="name and a version"):
-            liar.sync("leader", "moolink.parameters:group:model", *question)
+            liar.sync("leader", "moolink.parameters:'group':'model'", *question)
     version = leader.model_version()
 
     def trains() -> bool:
@@ -44,7 +44,7 @@ def test_names_of_followers_without_end_leave_nothing_behind(
     with moolink.Rpc("liar", timeout=20) as liar:
         liar.connect(broker_address)
         asked = [
-            liar.async_("leader", "moolink.parameters:group:model", f"name {i}", 0)
+            liar.async_("leader", "moolink.parameters:'group':'model'", f"name {i}", 0)
             for i in range(5000)
         ]
 
@@ -65,5 +65,5 @@ def test_a_question_for_the_end_of_another_form_is_refused(
     with moolink.Rpc("liar", timeout=10) as liar:
         liar.connect(broker_address)
         with pytest.raises(moolink.RemoteError, match="name and a version"):
-            liar.sync("member", "moolink.parting:group:model", *question)
+            liar.sync("member", "moolink.parting:'group':'model'", *question)
     assert not member._parting._waiting

@@ -355,7 +355,7 @@ def test_unknown_requests_are_refused(member: Any) -> None:
     groups = [member(name) for name in "ab"]
     formed(groups)
     with pytest.raises(moolink.RemoteError, match="unknown request 'secrets'"):
-        groups[1].rpc.sync("a", "moolink.sums:group", "secrets")
+        groups[1].rpc.sync("a", "moolink.sums:'group'", "secrets")
 
 
 # The communicator and its store
