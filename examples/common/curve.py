@@ -13,7 +13,7 @@ from examples.common.options import OptionError, Options
 from moolink import files
 from moolink.metrics.rows import Charts, RowFile
 
-COLUMNS = (
+COLUMNS = (  # the first ones, before those of a learner's own metrics
     "seconds",  # since the run began, without the time between its jobs
     "steps",  # of the whole group's environments that were learned from
     "updates",  # rounds applied, which is the model's version
@@ -37,9 +37,7 @@ class LearningCurve:
         self.csv_path = directory / "learning_curve.csv"
         self.png_path = directory / "learning_curve.png"
         self._events = directory / "tensorboard"
-        self._file = RowFile(
-            self.csv_path, "a learning curve of this program", "steps", COLUMNS, only=True
-        )
+        self._file = RowFile(self.csv_path, "a learning curve of this program", "steps", COLUMNS)
         self._charts: Charts | None = None
 
     def start(self, from_step: int, options: Options) -> None:
@@ -57,11 +55,11 @@ class LearningCurve:
         )
         folder.mkdir(parents=True, exist_ok=True)
         rows = self._file.read() if from_step else []
-        self._file.rewrite(COLUMNS, [row for row in rows if int(row["steps"]) <= from_step])
+        self._file.rewrite([row for row in rows if int(row["steps"]) <= from_step])
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row; values without a column go to TensorBoard only."""
-        self._file.append(COLUMNS, row)
+        """Adds a row; a value of a new name gets a column after the others."""
+        self._file.append(row)
         if self._charts is not None:
             self._charts.show(row["steps"], row)
 

@@ -53,8 +53,8 @@ class Job(abc.ABC):
         saved: the checkpoint to go on from, or None.
         version: of the model, to go on from.
         totals: sums of all counters of the job so far: `steps`, `episodes`, `return_thousandths`.
-        metrics: of the last contribution; set by the loop. Those without a column in
-            `curve.COLUMNS` go to TensorBoard and Weights & Biases only.
+        metrics: of the last contribution; set by the loop. Each is a column of
+            the learning curve.
     """
 
     def __init__(self, options: Options) -> None:

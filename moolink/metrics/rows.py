@@ -16,21 +16,19 @@ _MOST_BYTES = 1 << 28
 
 
 class RowFile:
-    """A CSV file of numbers.
+    """A CSV file of numbers, which gets a column when a row first has a value of a new name.
 
     Args:
         path: of the file.
         what: a name for its content, with its article, for errors.
         key: the column that has an integer in each row; others may be empty.
         first: its first columns.
-        only: whether it has no other columns.
     """
 
-    def __init__(
-        self, path: Path, what: str, key: str, first: Sequence[str], only: bool = False
-    ) -> None:
+    def __init__(self, path: Path, what: str, key: str, first: Sequence[str]) -> None:
         self.path = path
-        self._what, self._key, self._first, self._only = what, key, tuple(first), only
+        self._what, self._key, self._first = what, key, tuple(first)
+        self._columns = list(first)
 
     def read(self) -> list[dict[str, str]]:
         """The rows, without an unfinished one of a killed process; no rows if there is no file.
@@ -43,7 +41,7 @@ class RowFile:
         text = files.read_text(self.path, self._what, _MOST_BYTES)
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
         columns = tuple(reader.fieldnames or ())
-        if self._first != (columns if self._only else columns[: len(self._first)]):
+        if self._first != columns[: len(self._first)]:
             self._raise(1, f"the columns {', '.join(self._first)}")
         rows = []
         try:
@@ -55,19 +53,27 @@ class RowFile:
             self._raise(len(rows) + 2, f"{len(columns)} numbers")
         return rows
 
-    def rewrite(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces all of it."""
+        self._columns = list(dict.fromkeys([*self._first, *(name for row in rows for name in row)]))
+        self._write(rows)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row. The columns that it lacks are empty there."""
+        if more := [name for name in row if name not in self._columns]:
+            rows = self.read()
+            self._columns += more
+            self._write(rows)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(columns))
+        writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
         with files.written(self.path) as file:
             file.write(text.getvalue().encode())
-
-    def append(self, columns: Iterable[str], row: Mapping[str, Any]) -> None:
-        """Adds a row. Values without a column are left out."""
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, list(columns), extrasaction="ignore").writerow(row)
 
     def _is_row(self, row: Mapping[str | None, Any]) -> bool:
         if None in row or None in row.values():  # too long, or too short

@@ -60,7 +60,6 @@ class RunLog:
             _require("wandb", f"wandb={wandb!r}")
         self._wants_tensorboard, self._project, self._x = tensorboard, wandb, x
         self._sums = Path(folder) / ".log.sums"  # the parts of means at each row, a line each
-        self._columns: list[str] = []
         self._written: tuple[int, int] | None = None  # the file as the last row left it
         self._made = time.monotonic()
         self._started = self._made  # when `seconds` was 0
@@ -94,7 +93,7 @@ class RunLog:
         row |= totals.counters()
         row |= totals.means(self._before)
         row |= given
-        self._append(row)
+        self._file.append(row)
         self._before = {name: value for name, value in totals.items() if is_part(name)}
         with self._sums.open("a") as file:
             file.write(json.dumps([version, self._before]) + "\n")
@@ -112,9 +111,8 @@ class RunLog:
     def _begin(self, version: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = [row for row in self._file.read() if int(row["version"]) < version]
-        self._columns = list(dict.fromkeys([*_FIRST, *(name for row in rows for name in row)]))
         since = self._since_last_row()
-        self._file.rewrite(self._columns, rows)
+        self._file.rewrite(rows)
         seconds = float(rows[-1]["seconds"]) if rows else 0.0
         self._started = (time.monotonic() - since if rows else self._made) - seconds
         self._keep_sums({int(row["version"]) for row in rows})
@@ -154,13 +152,6 @@ class RunLog:
             return None
         found = self.path.stat()
         return found.st_ino, found.st_size
-
-    def _append(self, row: Row) -> None:
-        if more := [name for name in row if name not in self._columns]:
-            rows = self._file.read()
-            self._columns += more
-            self._file.rewrite(self._columns, rows)
-        self._file.append(self._columns, row)
 
 
 def _check_names(totals: Totals, given: Mapping[str, float | None]) -> None:

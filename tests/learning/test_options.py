@@ -149,6 +149,19 @@ def test_the_curve_goes_on_from_the_checkpoint(tmp_path):
     assert len(curve.csv_path.read_text().splitlines()) == 1
 
 
+def test_a_new_metric_gets_a_column(tmp_path):
+    o, curve = ImpalaOptions(), LearningCurve(tmp_path)
+    curve.start(0, o)
+    curve.append(row(100, 1.0))
+    curve.append(row(200, 2.0) | {"value_loss": 0.5})
+    curve.start(200, o)  # the process that leads now
+    curve.append(row(300, 3.0))
+    with curve.csv_path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [*COLUMNS, "value_loss"]
+    assert [r["value_loss"] for r in rows] == ["", "0.5", ""]
+
+
 def test_the_page_of_the_columns_has_each_of_them():
     page = (ROOT / "docs/learning-curve.md").read_text()
     assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == COLUMNS
@@ -160,7 +173,7 @@ def test_tensorboard_has_the_rows_of_the_curve(tmp_path):
     curve = LearningCurve(tmp_path)
     curve.start(0, ImpalaOptions())
     for steps in (100, 200):
-        curve.append(row(steps, steps / 100) | {"value_loss": 0.5})  # which has no column
+        curve.append(row(steps, steps / 100) | {"value_loss": 0.5})
     curve.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
