@@ -484,16 +484,32 @@ class RpcCore:
             NoSuchFunction: the peer has no such function.
             RemoteError: the handler raised.
             PeerLost: the peer died, restarted or was closed; `.ran` tells whether the call may have run.
-            TimeoutError: no answer within the time limit (set_timeout).
+            TimeoutError: no answer within the time limit (set_timeout, within).
             QueueFull: too many calls wait for this peer.
         """
 
     def _async_within(
-        self, seconds: float | None, peer: str, function: str, /, *args: Any
+        self, seconds: float | None, peer: str, function: str, /, *args: Any, **kwargs: Any
     ) -> Future:
         """
         Like async_, with its own time limit in seconds. None: the call waits until its peer is lost.
         """
+
+    def _async_many_within(
+        self,
+        seconds: float | None,
+        peers: Sequence[str],
+        function: str,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Future]:
+        """Like async_many, with a time limit as in _async_within."""
+
+    def _stream_within(
+        self, seconds: float | None, peer: str, function: str, /, *args: Any, **kwargs: Any
+    ) -> Stream:
+        """Like stream, with a time limit of each item as in _async_within."""
 
     def async_many(
         self, peers: Sequence[str], function: str, /, *args: Any, **kwargs: Any

@@ -41,7 +41,7 @@ every failure:
     NoSuchFunction: the peer has no such function.
     RemoteError: the handler raised.
     PeerLost: the peer died, restarted or was closed; `.ran` tells whether the call may have run.
-    TimeoutError: no answer within the time limit (set_timeout).
+    TimeoutError: no answer within the time limit (set_timeout, within).
     QueueFull: too many calls wait for this peer.)";
 
 constexpr std::uint64_t kStreamCredit = 16;                   // items fetched ahead
@@ -62,17 +62,21 @@ struct Outgoing {
   std::uint16_t lane;
 };
 
+// The time limit of a call. `none`: it waits until its peer is lost.
+Duration limit_of(std::optional<double> seconds) {
+  return seconds ? to_duration(*seconds) : Duration(-1);
+}
+
 // `peer`: the only receiver; null: there are several.
-Outgoing outgoing(const PyRpc& self, const std::string* peer, const nb::args& arguments,
-                  const nb::kwargs& keywords) {
+Outgoing outgoing(const PyRpc& self, std::optional<double> seconds, const std::string* peer,
+                  const nb::args& arguments, const nb::kwargs& keywords) {
   park_if_exiting();
   release_dropped();
   Lender lender{self.peer()->context()};
   if (peer != nullptr) lender.recipient.emplace(runtime::Recipient{*self.peer(), peer});
   wire::Payload payload =
       encode_call(arguments, keywords, self.options(), self.peer()->context()->pool(), &lender);
-  return {std::move(payload), std::move(lender.released), to_duration(self.timeout()),
-          lane_of_this_thread()};
+  return {std::move(payload), std::move(lender.released), limit_of(seconds), lane_of_this_thread()};
 }
 
 // The name of a peer or a function, as the program gives it.
@@ -102,18 +106,17 @@ nb::object start(const PyRpc& self, const std::string& peer, const std::string& 
   return self.future_of(std::move(future), peer, function, std::move(call.released));
 }
 
-nb::object async(const PyRpc& self, nb::handle to, nb::handle function, const nb::args& arguments,
-                 const nb::kwargs& keywords) {
+nb::object async_within(const PyRpc& self, std::optional<double> seconds, nb::handle to,
+                        nb::handle function, const nb::args& arguments,
+                        const nb::kwargs& keywords) {
   const std::string peer = name_given(to, "peer");
   const std::string called = name_given(function, "function");
-  return start(self, peer, called, outgoing(self, &peer, arguments, keywords));
+  return start(self, peer, called, outgoing(self, seconds, &peer, arguments, keywords));
 }
 
-nb::object async_within(const PyRpc& self, std::optional<double> seconds, const std::string& peer,
-                        const std::string& function, const nb::args& arguments) {
-  Outgoing call = outgoing(self, &peer, arguments, {});
-  call.timeout = seconds ? to_duration(*seconds) : Duration(-1);
-  return start(self, peer, function, std::move(call));
+nb::object async(const PyRpc& self, nb::handle peer, nb::handle function, const nb::args& arguments,
+                 const nb::kwargs& keywords) {
+  return async_within(self, self.timeout(), peer, function, arguments, keywords);
 }
 
 nb::object sync(const PyRpc& self, nb::handle peer, nb::handle function, const nb::args& arguments,
@@ -139,10 +142,10 @@ void async_callback(const PyRpc& self, nb::handle peer, nb::handle function, nb:
   });
 }
 
-nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
-                    const std::string& function, const nb::args& arguments,
-                    const nb::kwargs& keywords) {
-  const Outgoing call = outgoing(self, nullptr, arguments, keywords);
+nb::dict async_many_within(const PyRpc& self, std::optional<double> seconds,
+                           const std::vector<std::string>& peers, const std::string& function,
+                           const nb::args& arguments, const nb::kwargs& keywords) {
+  const Outgoing call = outgoing(self, seconds, nullptr, arguments, keywords);
   nb::dict futures;
   for (const std::string& peer : peers) {
     if (futures.contains(peer.c_str())) continue;
@@ -158,16 +161,27 @@ nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
   return futures;
 }
 
-nb::object stream(const PyRpc& self, nb::handle to, nb::handle called, const nb::args& arguments,
-                  const nb::kwargs& keywords) {
+nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
+                    const std::string& function, const nb::args& arguments,
+                    const nb::kwargs& keywords) {
+  return async_many_within(self, self.timeout(), peers, function, arguments, keywords);
+}
+
+nb::object stream_within(const PyRpc& self, std::optional<double> seconds, nb::handle to,
+                         nb::handle called, const nb::args& arguments, const nb::kwargs& keywords) {
   const std::string peer = name_given(to, "peer");
   const std::string function = name_given(called, "function");
-  Outgoing call = outgoing(self, &peer, arguments, keywords);
+  Outgoing call = outgoing(self, seconds, &peer, arguments, keywords);
   auto stream = without_gil([&] {
     return self.peer()->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
                                kStreamCredit);
   });
   return new_object<PyStream>(std::move(stream), self.shared_options());
+}
+
+nb::object stream(const PyRpc& self, nb::handle peer, nb::handle function,
+                  const nb::args& arguments, const nb::kwargs& keywords) {
+  return stream_within(self, self.timeout(), peer, function, arguments, keywords);
 }
 
 }  // namespace
@@ -180,7 +194,16 @@ void bind_calls(nb::class_<PyRpc>& rpc) {
            "Like async_, with its own time limit in seconds. None: the call waits until its peer "
            "is lost.",
            nb::sig("def _async_within(self, seconds: float | None, peer: str, function: str, /, "
-                   "*args: typing.Any) -> Future"))
+                   "*args: typing.Any, **kwargs: typing.Any) -> Future"))
+      .def("_async_many_within", &async_many_within,
+           "Like async_many, with a time limit as in _async_within.",
+           nb::sig("def _async_many_within(self, seconds: float | None, peers: "
+                   "collections.abc.Sequence[str], function: str, /, *args: typing.Any, **kwargs: "
+                   "typing.Any) -> dict[str, Future]"))
+      .def("_stream_within", &stream_within,
+           "Like stream, with a time limit of each item as in _async_within.",
+           nb::sig("def _stream_within(self, seconds: float | None, peer: str, function: str, /, "
+                   "*args: typing.Any, **kwargs: typing.Any) -> Stream"))
       .def("async_many", &async_many,
            "Calls a function of each of several peers, as async_ does; the arguments are encoded "
            "once. Returns a dict from peer to Future, in the order of `peers`.",

@@ -135,9 +135,8 @@ class InferenceClient(Closing):
         # A server answers once it has weights, however long that takes; one that may not be there
         # makes way for another.
         limit = None if self._answers else self._rpc.get_timeout()
-        return self._rpc._async_within(
-            limit, self._server, self._function, inputs, self._id, self._row, first
-        )
+        call = self._rpc.within(limit).async_
+        return call(self._server, self._function, inputs, self._id, self._row, first)
 
     def _lose(self, why: str) -> None:
         assert self._server is not None

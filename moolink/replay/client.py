@@ -263,7 +263,7 @@ class ReplayClient:
     def _begin(self, function: str, wait: PeerWait, *args: Any) -> Future:
         """Calls a function in which the server waits for one turn."""
         limit = _turn(wait) + (_GRACE if wait.timed else self._rpc.get_timeout())
-        return self._rpc._async_within(limit, self._server, function.format(self._name), *args)
+        return self._rpc.within(limit).async_(self._server, function.format(self._name), *args)
 
     def _answer(self, call: Future, wait: PeerWait, stop: Stop | None) -> Any:
         """The server's answer; None: `stop` ended it. A server that is there answers soon after

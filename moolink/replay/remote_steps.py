@@ -175,7 +175,7 @@ class RemoteSteps(Steps):
         self._sent, self._gathered = self._gathered, []
         arguments = self._arguments(self._sent)
         limit = names.TURN + self._rpc.get_timeout()
-        self._call = self._rpc._async_within(limit, self._server, self._write_function, *arguments)
+        self._call = self._rpc.within(limit).async_(self._server, self._write_function, *arguments)
 
     def _arguments(self, items: list[_Made]) -> tuple[Any, ...]:
         needed = min([self.oldest, *(item.first for item in items)])

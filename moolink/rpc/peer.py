@@ -18,6 +18,7 @@ from moolink.internal.pickles import AllowPickle
 from moolink.metrics import sources
 from moolink.metrics.sources import Value
 from moolink.rpc import report, serving
+from moolink.rpc.timed_calls import TimedCalls
 
 # They import asyncio and numpy, which start threads and take time: loaded when first needed.
 if TYPE_CHECKING:
@@ -96,6 +97,17 @@ class Rpc(RpcCore):
         super().connect(serving.text_of(address, "address"))
         self.was_connected = True
         report.serve(self)
+
+    def within(self, seconds: float | None) -> TimedCalls:
+        """Calls with a time limit of their own: `rpc.within(2.0).sync("server", "f", x)`.
+
+        Args:
+            seconds: the limit of each call; None: none, a call waits until its peer is lost.
+
+        Raises:
+            ValueError: `seconds` is negative or no number.
+        """
+        return TimedCalls(self, seconds)
 
     def define(
         self,

@@ -76,7 +76,7 @@ class TrajectoryWriter(Closing):
         begin, end = names.versions_of(begin, begin if end is None else end)
         self._wait_for(self._ahead - 1, timeout)
         # The queue answers once it has room, however long that takes.
-        call = self._rpc._async_within(None, self._learner, self._function, tree, begin, end)
+        call = self._rpc.within(None).async_(self._learner, self._function, tree, begin, end)
         self._pending.append(call)
         self._stats["put"] += 1
         if self._closed:  # by another thread, meanwhile

@@ -13,7 +13,7 @@ from tests.docs.examples import ROOT
 
 PACKAGES = [
     *("replay", "weights", "trajectories", "inference", "launch", "accumulate"),
-    *("metrics", "reports", "tokens", "torch", "jax", "torchrl", "ray"),
+    *("metrics", "reports", "rpc", "tokens", "torch", "jax", "torchrl", "ray"),
 ]
 MODULES = {"moolink.sb3", "moolink.pettingzoo", "moolink.tensordict"}  # documented as a whole
 FOR_RAY = {"moolink.ray.NAME", "moolink.ray.Place", "moolink.ray.TensorTransport"}  # Ray makes them

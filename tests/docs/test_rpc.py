@@ -8,12 +8,13 @@ from tests.docs.examples import examples_of, run_example
 
 EXAMPLES = dict(
     zip(
-        ("async_handler", "pickles", "stream", "queue", "batch", "dynamic"),
+        ("within", "async_handler", "pickles", "stream", "queue", "batch", "dynamic"),
         examples_of("docs/rpc.md"),
         strict=True,
     )
 )
 PRINTED = {
+    "within": "no answer within 0.1 s\n",
     "async_handler": "[1, 2, 3]\n",
     "pickles": "0.2\n",
     "stream": "{'batch': 3}\n",

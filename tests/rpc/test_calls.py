@@ -225,19 +225,28 @@ def test_a_slow_handler_times_out(pair: Pair) -> None:
 def test_a_call_with_a_time_limit_of_its_own(pair: Pair) -> None:
     client, server = pair
     release = threading.Event()
-    server.define("slow", lambda: release.wait(20))
+    server.define("slow", lambda **options: release.wait(20) and options)
     client.set_timeout(0.05)
-    unlimited = client._async_within(None, "server", "slow")
+    unlimited = client.within(None).async_("server", "slow", timeout=2)
     with pytest.raises(moolink.TimeoutError):
         client.sync("server", "slow")
     client.set_timeout(100)
+    calls = client.within(0.05)
     with pytest.raises(moolink.TimeoutError):
-        client._async_within(0.05, "server", "slow").result()
+        calls.sync("server", "slow")
+    with pytest.raises(moolink.TimeoutError):
+        calls.async_many(["server"], "slow")["server"].result()
+    assert repr(calls) == f"<moolink.rpc.TimedCalls of {client!r}: 0.05 s>"
     assert not unlimited.done()
     release.set()
-    assert unlimited.result() is True
-    with pytest.raises(ValueError):
-        client._async_within(-1, "server", "slow")
+    assert unlimited.result() == {"timeout": 2}  # the handler's own
+    assert client.within(10).async_many(["server"], "slow", a=1)["server"].result() == {"a": 1}
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "2", ()])
+def test_a_time_limit_of_calls_is_a_number_of_seconds(pair: Pair, wrong: object) -> None:
+    with pytest.raises(ValueError, match="a time limit must be a number of seconds"):
+        pair[0].within(wrong)  # type: ignore[arg-type]
 
 
 # --- deferred replies

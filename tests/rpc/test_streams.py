@@ -170,7 +170,8 @@ def test_a_stream_of_what_yields_nothing_and_a_call_of_what_yields(pair: Pair) -
         list(client.stream("server", "missing"))
 
 
-def test_the_time_limit_is_that_of_each_item(pair: Pair) -> None:
+@pytest.mark.parametrize("within", [False, True])
+def test_the_time_limit_is_that_of_each_item(pair: Pair, within: bool) -> None:
     client, server = pair
     go_on = threading.Event()
 
@@ -180,8 +181,10 @@ def test_the_time_limit_is_that_of_each_item(pair: Pair) -> None:
         yield 2
 
     server.define("slow", slow)
-    client.set_timeout(0.3)
-    stream = client.stream("server", "slow")
+    if not within:
+        client.set_timeout(0.3)
+    calls = client.within(0.3) if within else client
+    stream = calls.stream("server", "slow")
     assert next(stream) == 1
     with pytest.raises(moolink.TimeoutError, match="without another item"):
         next(stream)
