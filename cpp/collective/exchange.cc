@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/mutant.h"
 #include "tensor/dtype.h"
 
 namespace moolink::collective {
@@ -120,7 +119,7 @@ SumTask Exchange::sum_task(std::vector<Buffer> inputs) const {
 
 // Makes it the last task: from the sum of all hosts to the stored elements.
 void Exchange::make_final(const Chain& chain, SumTask& task) const {
-  task.divisor = mutant("finish_without_division") ? 1 : plan_.divisor;
+  task.divisor = plan_.divisor;
   task.partial_output = false;
   task.canonical_nan = plan_.schedule == Schedule::doubling && plan_.hosts > 1;
   task.output = result_of(chain);
@@ -136,9 +135,9 @@ MutableBuffer Exchange::result_of(const Chain& chain) const {
 Buffer Exchange::encode(const Chain& chain, const Buffer& value, Work& work) const {
   EncodeTask task{plan_.compression, value, {}, {}};
   task.output = memory_.allocate(encoded_size(plan_.compression, chain.range.count()));
-  if (!residual_.empty() && !mutant("forget_residual")) {
-    const std::uint64_t begin = mutant("residual_of_another_chain") ? 0 : chain.range.begin;
-    task.residual = residual_.slice(begin * sizeof(float), chain.range.count() * sizeof(float));
+  if (!residual_.empty()) {
+    task.residual =
+        residual_.slice(chain.range.begin * sizeof(float), chain.range.count() * sizeof(float));
   }
   Buffer encoded = task.output;
   work.pieces.emplace_back(std::move(task));
@@ -157,7 +156,6 @@ void Exchange::reduce(std::uint32_t id, Chain& chain, const Step& step) {
   }
   std::vector<Buffer> inputs{*chain.value, theirs};
   if (step.theirs_first) std::swap(inputs[0], inputs[1]);
-  if (mutant("reduce_without_own")) inputs = {theirs};
   SumTask task = sum_task(std::move(inputs));
   Pending pending{id, {}, false, {}};
   const bool is_last = chain.steps[chain.step + 1].kind == StepKind::finish;
@@ -185,9 +183,7 @@ void Exchange::finish(std::uint32_t id, Chain& chain) {
   if (compresses() && plan_.hosts > 1) {
     pending.value = encode(chain, result, work);
     pending.encoded = true;
-    if (!mutant("keep_uncompressed")) {
-      work.pieces.emplace_back(DecodeTask{plan_.compression, *pending.value, result});
-    }
+    work.pieces.emplace_back(DecodeTask{plan_.compression, *pending.value, result});
   }
   add_task(chain, std::move(work), std::move(pending));
 }
@@ -204,10 +200,6 @@ void Exchange::store(std::uint32_t id, Chain& chain, const Step& step) {
   Pending pending{id, {}, false, decoded};
   add_task(chain, DecodeTask{plan_.compression, *chain.value, decoded}, std::move(pending));
   chain.encoded = true;
-  if (mutant("encode_again")) {
-    chain.encoded = false;
-    chain.value = decoded;
-  }
 }
 
 void Exchange::add_task(Chain& chain, Work work, Pending pending) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/mutant.h"
-
 namespace moolink::collective {
 namespace {
 
@@ -130,9 +128,8 @@ void Operation::gather_own_inputs() {
   const bool copies = request_.options.lent && (!is_all_reduce() || !in_trees());
   const bool as_it_is = inputs.size() == 1 && !copies && item_size == item_size_;
   // Along trees, a chain is provided once it is written. All else needs the complete inputs first.
-  awaits_inputs_ = (!as_it_is || !in_trees()) &&
-                   !request_.options.written.reaches(inputs.front().size()) &&
-                   !mutant("provide_what_is_not_written");
+  awaits_inputs_ =
+      (!as_it_is || !in_trees()) && !request_.options.written.reaches(inputs.front().size());
   if (awaits_inputs_) return;
   if (as_it_is) {
     input_ = inputs.front();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/mutant.h"
 #include "collective/shared_pipeline.h"
 
 namespace moolink::collective {
@@ -20,8 +19,7 @@ void SharedPipeline::look_for_sleepers() {
     if (rank == rank_ || line.asleep.load(std::memory_order_seq_cst) == 0) continue;
     for (std::size_t word = 0; word < all.size(); ++word) {
       const std::uint64_t wanted = line.wanted[word].load(std::memory_order_relaxed);
-      const std::uint64_t have = mutant("ring_too_late") ? all[word] - 1 : all[word];
-      if (wanted == 0 || have < wanted) continue;
+      if (wanted == 0 || all[word] < wanted) continue;
       wakeups_.push_back(rank);
       break;
     }
@@ -54,7 +52,6 @@ bool SharedPipeline::announce_sleep() {
 }
 
 bool SharedPipeline::may_sleep() {
-  if (mutant("sleep_without_a_look")) return true;
   const auto ready = [this](Stage stage) { return is_ready(stage); };
   return !must_look_ && !may_end() &&
          std::ranges::none_of(std::array{kTake, kReduce, kSum, kPut}, ready);

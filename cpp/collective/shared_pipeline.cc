@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/mutant.h"
 #include "base/streaming_copy.h"
 
 namespace moolink::collective {
@@ -26,7 +25,7 @@ const std::byte* SharedPipeline::part_of(Stage stage, const Running& running, st
                                          const Move& move) const {
   if (const auto lent = running.lent.find(move.rank); lent != running.lent.end()) {
     const auto& [memory, offset, input_only] = lent->second;
-    if (stage == kReduce || !input_only || mutant("take_the_input")) {
+    if (stage == kReduce || !input_only) {
       return memory->data() + offset + move.user;
     }
   }
@@ -82,14 +81,13 @@ void SharedPipeline::abandon(std::uint64_t s) {
     operation.output = {};
     running.results.clear();
     // Before that its word may still belong to an earlier operation: post() will store it.
-    if (cursors_[kPut].next > running.first && !mutant("abandon_in_silence")) {
+    if (cursors_[kPut].next > running.first) {
       segment_.status(rank_, s).given_up.store(s, std::memory_order_seq_cst);
     }
   }
 }
 
 void SharedPipeline::withdraw() {
-  if (mutant("close_in_silence")) return;
   for (const Running& running : running_) {
     if (running.is_lent()) abandon(running.operation.s);
   }
@@ -103,9 +101,7 @@ void SharedPipeline::publish(std::uint64_t s, std::uint32_t chunk, Buffer result
   }
 }
 
-bool SharedPipeline::given_up() const {
-  return !mutant("tell_of_what_was_given_up") && segment_.is_left();
-}
+bool SharedPipeline::given_up() const { return segment_.is_left(); }
 
 std::vector<std::uint32_t> SharedPipeline::waiting_for() const {
   if (running_.empty()) return {};
@@ -172,7 +168,7 @@ bool SharedPipeline::follows(Stage stage, std::uint64_t chunk) const {
 // Whether this rank's inputs of the chunk are written. An abandoned operation does not read them.
 bool SharedPipeline::is_written(const Running& running, std::uint64_t chunk) const {
   const PipelineOperation& operation = running.operation;
-  if (operation.abandoned || mutant("put_what_is_not_written")) return true;
+  if (operation.abandoned) return true;
   return operation.written.reaches(
       chunk_end(operation.passage, layout().window_bytes, chunk - running.first));
 }
@@ -195,25 +191,23 @@ SharedPipeline::Needs SharedPipeline::needs(Stage stage) {
   Needs needs{};
   switch (stage) {
     case kPut:
-      if (!mutant("put_into_unread_windows")) needs[0] = window;
+      needs[0] = window;
       break;
     case kReduce:
       // Without a reduction, the window is ready as soon as it is filled.
-      if (reduces(operation.passage.kind) && !operation.exchanged &&
-          !mutant("reduce_without_parts")) {
+      if (reduces(operation.passage.kind) && !operation.exchanged) {
         needs[0] = {kPut, chunk};
       }
       // Put has left the window as it was, but reduce writes the result there.
-      if (operation.lent.segment != 0 && !operation.in_place() &&
-          !mutant("reduce_into_unread_windows")) {
+      if (operation.lent.segment != 0 && !operation.in_place()) {
         needs[1] = window;
       }
       break;
     case kTake:
-      if (!mutant("take_too_early")) needs[0] = {kReduce, chunk};
+      needs[0] = {kReduce, chunk};
       break;
     case kSum:
-      if (!mutant("reduce_without_parts")) needs[0] = {kPut, chunk};
+      needs[0] = {kPut, chunk};
       needs[1] = window;  // so that as many sums as windows are under way, also of lent memory
       break;
   }
@@ -243,8 +237,6 @@ void SharedPipeline::advance(Stage stage) {
     cursor.plan = chunk_plan(running.operation.passage, layout().window_bytes, rank_,
                              cursor.next - running.first);
     cursor.planned = cursor.next;
-    if (mutant("publish_before_copying") && stage != kSum)
-      segment_.words(rank_).done[stage].store(cursor.next);
   }
   const bool worked = !running.operation.abandoned && do_part(stage, running, cursor);
   if (worked) {
@@ -296,7 +288,7 @@ bool SharedPipeline::put_part(const Running& running, const Cursor& cursor) {
 // Writes this rank's contribution to a reduction: its inputs combined.
 void SharedPipeline::combine_own(const PipelineOperation& operation, const Move& move,
                                  std::byte* to) {
-  if (operation.inputs.size() == 1 || mutant("forget_an_input")) {
+  if (operation.inputs.size() == 1) {
     std::memcpy(to, operation.inputs.front().data() + move.user, move.bytes);
     return;
   }
@@ -322,13 +314,10 @@ SumTask SharedPipeline::sum_of_inputs(const Running& running, const Cursor& curs
   SumTask task{operation.dtype, operation.op, operation.divisor, {}, {}};
   task.inputs.reserve(layout().ranks);
   for (std::uint32_t rank = 0; rank < layout().ranks; ++rank) {
-    if (!operation.contributes(rank) && !mutant("add_everybody")) continue;
+    if (!operation.contributes(rank)) continue;
     const Move place{rank, slice.window, slice.user, slice.bytes};
     const std::byte* part = rank == rank_ ? share : part_of(kReduce, running, cursor.next, place);
     task.inputs.emplace_back(std::shared_ptr<const void>(), part, slice.bytes);
-  }
-  if (mutant("reduce_in_another_order") && rank_ % 2 == 1) {
-    std::ranges::reverse(task.inputs);
   }
   return task;
 }
@@ -374,7 +363,7 @@ bool SharedPipeline::sum_part(Running& running, const Cursor& cursor) {
     run(task);
   }
   // A rank that abandons it says so before its part is meaningless.
-  if (segment_.is_abandoned(operation.s) && !mutant("exchange_what_was_abandoned")) {
+  if (segment_.is_abandoned(operation.s)) {
     running.results.emplace(chunk, Buffer());
   } else {
     sums_.push_back({operation.s, chunk, task.output});
@@ -435,12 +424,11 @@ void SharedPipeline::post(Stage stage, Running& running) {
   if (stage == kReduce) running.results.erase(running.number(cursor.next));
   if (stage == kTake && cursor.next == running.last()) {
     running.taken = true;
-    running.meaningless =
-        segment_.is_abandoned(running.operation.s) && !mutant("end_what_was_abandoned");
+    running.meaningless = segment_.is_abandoned(running.operation.s);
   }
   if (stage != kSum) {
     segment_.words(rank_).done[stage].store(cursor.next, std::memory_order_seq_cst);
-    if (!mutant("never_ring")) must_look_ = true;
+    must_look_ = true;
   }
   ++cursor.next;
   cursor.part = 0;
@@ -453,13 +441,11 @@ void SharedPipeline::publish_status(const Running& running) {
   PipelineSegment::Status& mine = segment_.status(rank_, operation.s);
   if (cursors_[kPut].next == running.first) {
     mine.fingerprint.store(operation.fingerprint(), std::memory_order_relaxed);
-  }
-  if (cursors_[kPut].next == running.first && !mutant("lend_in_silence")) {
     const std::uint64_t place = operation.in_place() ? 0 : kInputOnly;
     mine.offset.store(operation.lent.offset | place, std::memory_order_relaxed);
     mine.segment.store(operation.abandoned ? 0 : operation.lent.segment, std::memory_order_relaxed);
   }
-  if (operation.abandoned && !mutant("abandon_in_silence")) {
+  if (operation.abandoned) {
     mine.given_up.store(operation.s, std::memory_order_seq_cst);
   }
 }
@@ -469,8 +455,7 @@ void SharedPipeline::publish_status(const Running& running) {
 bool SharedPipeline::may_end() const {
   if (running_.empty() || !running_.front().taken) return false;
   const Running& first = running_.front();
-  return !first.is_read_in_place() || mutant("end_while_others_read") ||
-         segment_.least(kTake) >= first.last();
+  return !first.is_read_in_place() || segment_.least(kTake) >= first.last();
 }
 
 void SharedPipeline::end() {

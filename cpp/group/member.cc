@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "wire/hostile_messages.h"
 
 namespace moolink::group {
@@ -82,7 +81,7 @@ void Member::peer_down(Time now, const Uid& instance, Down how) {
 // ---- announcements
 
 bool Member::suspects(Time now, const Unreachable& unreachable) const {
-  return unreachable.dead || now >= armed_at_ || mutant("suspect_while_late");
+  return unreachable.dead || now >= armed_at_;
 }
 
 std::vector<Suspicion> Member::suspected(Time now) const {
@@ -97,7 +96,6 @@ std::vector<Suspicion> Member::suspected(Time now) const {
 // another epoch, which begins with what each has.
 std::vector<Uid> Member::gaps() const {
   std::vector<Uid> gaps;
-  if (mutant("lost_sessions_are_not_told")) return gaps;
   for (const Uid& instance : lost_) {
     if (!unreachable_.contains(instance)) gaps.push_back(instance);
   }
@@ -189,11 +187,10 @@ bool Member::believes(const Uid& from, const View& view) const {
 
 void Member::on_view(Time now, const Uid& from, const NewEpoch& made) {
   const View& view = made.view;
-  if (view.epoch <= floor_ && !mutant("member_accepts_lower_epoch")) return;
+  if (view.epoch <= floor_) return;
   if (!believes(from, view)) return;
   if (view.has_duplicates()) return;  // no broker makes such a view
   const MemberInfo* self = view.find(config_.self.instance);
-  if (self == nullptr && mutant("evict_self_late")) return;
   floor_ = view.epoch;
   if (self == nullptr) {
     if (!view_->empty()) evicted(now, describe(view) + " is without this peer");
@@ -201,7 +198,7 @@ void Member::on_view(Time now, const Uid& from, const NewEpoch& made) {
   }
   const bool same_lineage = view.lineage == view_->lineage;
   if (!same_lineage || (self->role == Role::newcomer && self->since > state_epoch_)) {
-    has_state_ = has_state_ && mutant("zombie_keeps_state");
+    has_state_ = false;
   }
   const Time told = began(now, made.lineage_age);
   lineage_began_ = same_lineage ? std::min(lineage_began_, told) : told;
@@ -223,7 +220,7 @@ void Member::evicted(Time now, std::string_view why) {
   view_ = no_view();
   active_ = no_view();
   lost_.clear();
-  has_state_ = has_state_ && mutant("zombie_keeps_state");
+  has_state_ = false;
   stale_sent_.clear();
   say(LogLevel::warning, "evicted from membership " + std::to_string(epoch) + " (" +
                              std::string(why) + "); joining again as a newcomer");
@@ -242,7 +239,6 @@ FrameEpoch Member::check_frame(Time now, const Uid& from, std::string_view from_
     announce_soon(now);  // the broker answers with the view
     return FrameEpoch::newer;
   }
-  if (mutant("apply_stale_frames")) return FrameEpoch::current;
   // A peer outside all views knows nothing newer than the broker.
   if (view_->empty() || left_) return FrameEpoch::older;
   const auto [sent, first] = stale_sent_.try_emplace(from, now);

@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/mutant.h"
 #include "wire/hostile_messages.h"
 
 namespace moolink::group {
@@ -27,9 +26,7 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
     return !suspected.insert(suspicion.instance).second;
   });
   hear_again(timing);
-  if (!mutant("broker_forgets_on_restart_issues_low_epoch")) {
-    floor_ = std::max({floor_, announce.floor, announce.epoch});
-  }
+  floor_ = std::max({floor_, announce.floor, announce.epoch});
   const auto [it, first] = peers_.try_emplace(from);
   Peer& peer = it->second;
   if (first) peer.order = next_order_++;
@@ -60,10 +57,9 @@ void Roster::announced(const Timing& timing, const Uid& from, Announce announce)
 void Roster::hear_again(const Timing& timing) {
   const Duration unheard = timing.now - std::exchange(last_event_, timing.now);
   if (!formed_ || unheard < config_.suspect_after) return;
-  if (mutant("blame_others_for_own_silence")) return;
   for (const MemberInfo& member : view_.members) {
     Peer& peer = peers_.at(member.instance);
-    const bool again = std::exchange(peer.excused, true) && !mutant("excuse_again_and_again");
+    const bool again = std::exchange(peer.excused, true);
     peer.heard = again ? peer.heard + unheard : timing.now;
   }
 }
@@ -149,8 +145,7 @@ bool Roster::order_changed() const {
 
 Role Roster::role_of(const Peer& peer) const {
   if (peer.last.self.role == Role::observer) return Role::observer;
-  return holds_state(peer) || mutant("join_as_member_without_snapshot") ? Role::member
-                                                                        : Role::newcomer;
+  return holds_state(peer) ? Role::member : Role::newcomer;
 }
 
 // A broker that continues from a view it did not make cannot know whether its predecessor made a
@@ -158,9 +153,8 @@ Role Roster::role_of(const Peer& peer) const {
 std::uint64_t Roster::next_epoch() {
   constexpr std::uint64_t kLeast = std::uint64_t{1} << 12;
   constexpr std::uint64_t kSpread = std::uint64_t{1} << 20;
-  const bool inherited = !issued_ && floor_ > 0 && !mutant("no_stride_after_restart");
+  const bool inherited = !issued_ && floor_ > 0;
   issued_ = true;
-  if (mutant("broker_reuses_epoch") && !view_.empty()) return view_.epoch;
   return floor_ += inherited ? kLeast + random_.below(kSpread) : 1;
 }
 
@@ -219,7 +213,7 @@ std::vector<MemberInfo> Roster::take_out_gone() {
 // to hold do not come back; later ones may have reached no member.
 void Roster::dissolve(const Timing& timing) {
   say(LogLevel::info, "membership " + std::to_string(view_.epoch) + " has lost all its members");
-  ended_[view_.lineage] = mutant("ends_at_view_that_no_member_has") ? view_.epoch : held_;
+  ended_[view_.lineage] = held_;
   view_ = {};
   formed_ = false;
   issued_ = false;
@@ -233,7 +227,7 @@ bool Roster::renew_lineage(const Timing& timing) {
   const bool held = std::ranges::any_of(view_.members, [this](const MemberInfo& member) {
     return may_hold_state(peers_.at(member.instance));
   });
-  const bool over = lineage_has_state_ && (!held || mutant("new_lineage_while_holder_lives"));
+  const bool over = lineage_has_state_ && !held;
   if (view_.lineage && !over) return false;
   if (view_.lineage) ended_[view_.lineage] = std::numeric_limits<std::uint64_t>::max();
   view_.lineage = Uid::random(random_);

@@ -4,15 +4,13 @@
 #include <tuple>
 #include <utility>
 
-#include "base/mutant.h"
 #include "group/roster.h"
 
 namespace moolink::group {
 
 bool Roster::reachable(const Timing& timing, const Peer& peer) const {
   const Duration limit = std::max(peer.last.evict_after, config_.suspect_after);
-  return !peer.gone &&
-         timing.now - peer.heard < (mutant("evict_frozen_early") ? milliseconds(800) : limit);
+  return !peer.gone && timing.now - peer.heard < limit;
 }
 
 // In a group without state every participant can continue it.
@@ -43,11 +41,10 @@ Roster::Heard Roster::heard(const Timing& timing) const {
 }
 
 bool Roster::reporting(bool reachable, const MemberInfo& member) {
-  return member.role != Role::observer && (reachable || mutant("evict_both_reporters"));
+  return member.role != Role::observer && reachable;
 }
 
 bool Roster::last_holder(const Timing& timing, const Heard& heard, const Peer& peer) const {
-  if (mutant("evict_last_holder")) return false;
   const bool counted = holds_state(peer) && reachable(timing, peer);
   return may_hold_state(peer) && heard.holders == (counted ? 1 : 0);
 }
@@ -96,7 +93,7 @@ void Roster::find_replaced(const Timing& timing) {
 void Roster::find_silent(const Timing& timing, const Heard& heard) {
   const Duration unheard = timing.now - last_event_;
   const bool cut_off = unheard >= config_.suspect_after && unheard < config_.abandon_after;
-  if (cut_off && !mutant("blame_others_for_own_silence")) return;
+  if (cut_off) return;
   for (const MemberInfo& member : view_.members) {
     Peer& peer = peers_.at(member.instance);
     if (peer.gone || reachable(timing, peer)) continue;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <tuple>
 
-#include "base/mutant.h"
 #include "group/roster.h"
 
 namespace moolink::group {
@@ -52,7 +51,7 @@ void Roster::adopt(const Timing& timing, const Uid& claimant) {
   const Announce witness = peers_.at(claimant).last;
   view_ = *peers_.at(claimant).claim;
   held_ = view_.epoch;
-  lineage_began_ = mutant("adopted_lineage_does_not_yield") ? Time{} : timing.now;
+  lineage_began_ = timing.now;
   const Time heard = opened_.value_or(timing.now);
   for (auto& [instance, peer] : peers_) {
     peer.order += view_.members.size();
@@ -151,7 +150,6 @@ bool Roster::ended(const Announce& announce) const {
 // state.
 bool Roster::yields_to(const Timing& timing, const Peer& peer) const {
   const Announce& last = peer.last;
-  if (mutant("young_lineage_does_not_yield")) return false;
   if (timing.now - lineage_began_ >= config_.lineage_settle) return false;
   if (last.epoch == 0 || last.lineage == view_.lineage || ended(last)) return false;
   if (peer.lineage_began >= lineage_began_) return false;

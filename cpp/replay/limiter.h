@@ -1,11 +1,7 @@
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
-
-#include "base/mutant.h"
 
 namespace moolink::replay {
 
@@ -38,36 +34,16 @@ class Limiter {
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
 
-  bool can_insert() const {
-    if (counts_.size() + 1 <= options_.min_size && !mutant("no_free_inserts")) return true;
-    const std::int64_t after = counts_.inserts + (mutant("insert_past_the_error") ? 0 : 1);
-    const double diff = static_cast<double>(after) * options_.samples_per_insert -
-                        static_cast<double>(counts_.samples);
-    return diff <= options_.max_diff;
-  }
+  bool can_insert() const;
   // How many items may be sampled now, one after the other: at most `wanted`.
-  std::int64_t samples_allowed(std::int64_t wanted) const {
-    const double room = static_cast<double>(counts_.inserts) * options_.samples_per_insert -
-                        static_cast<double>(counts_.samples) - options_.min_diff;
-    const double most = std::clamp(std::floor(room) + 1, 0.0, static_cast<double>(wanted));
-    auto count = static_cast<std::int64_t>(most);
-    // can_sample() decides, however room was rounded.
-    while (count > 0 && !can_sample(count)) --count;
-    return count;
-  }
+  std::int64_t samples_allowed(std::int64_t wanted) const;
 
   void inserted() { ++counts_.inserts; }
   void sampled(std::int64_t count) { counts_.samples += count; }
   void deleted() { ++counts_.deletes; }
 
  private:
-  bool can_sample(std::int64_t count) const {
-    if (counts_.size() < options_.min_size && !mutant("sample_below_min_size")) return false;
-    const double diff = static_cast<double>(counts_.inserts) * options_.samples_per_insert -
-                        static_cast<double>(counts_.samples) -
-                        static_cast<double>(mutant("sample_past_the_error") ? count - 1 : count);
-    return diff >= options_.min_diff;
-  }
+  bool can_sample(std::int64_t count) const;
 
   LimiterOptions options_;
   Counts counts_;

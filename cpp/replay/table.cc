@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/mutant.h"
 
 namespace moolink::replay {
 
@@ -39,7 +38,7 @@ std::vector<Key> Table::take_inserted(Request request) {
   auto node = inserts_.extract(request);
   Insert& insert = node.mapped();
   const std::size_t done = insert.keys.size() * insert.items.width;
-  if (std::erase(insert_line_, request) > 0 && !mutant("keep_withdrawn_rows")) {
+  if (std::erase(insert_line_, request) > 0) {
     rows_->release(std::span<const Row>(insert.items.rows).subspan(done));
   }
   return std::move(insert.keys);
@@ -61,14 +60,14 @@ void Table::abandon(Request request) {
 
 void Table::advance() {
   // Each may unblock the other.
-  while (advance_inserts() || (advance_samples() && !mutant("insert_only_when_asked"))) {
+  while (advance_inserts() || advance_samples()) {
   }
 }
 
 bool Table::advance_inserts() {
   bool advanced = false;
   while (!insert_line_.empty()) {
-    const Request request = mutant("last_come_first") ? insert_line_.back() : insert_line_.front();
+    const Request request = insert_line_.front();
     Insert& insert = inserts_.at(request);
     while (insert.keys.size() < insert.items.priorities.size() && limiter_.can_insert() &&
            (size_ < options_.max_size || remover_ != nullptr)) {
@@ -158,27 +157,27 @@ void Table::add_pick(Sample& sample, const Choice& choice) {
   picks.times_sampled.push_back(++item.times_sampled);
   picks.patterns.push_back(item.pattern);
   picks.rows.insert(picks.rows.end(), item.rows.begin(), item.rows.end());
-  if (!mutant("lend_rows_without_reference")) rows_->retain(item.rows);
+  rows_->retain(item.rows);
   const std::uint32_t most = options_.max_times_sampled;
   if (most == 0) return;
-  if (item.times_sampled >= (mutant("once_too_often") ? most + 1 : most)) remove_slot(choice.slot);
+  if (item.times_sampled >= most) remove_slot(choice.slot);
 }
 
 void Table::remove_slot(Slot slot) {
   Item& item = items_[slot];
   sampler_->remove(slot);
   if (remover_ != nullptr) remover_->remove(slot);
-  if (!mutant("keep_rows_of_removed")) rows_->release(item.rows);
+  rows_->release(item.rows);
   item.rows.clear();
   item.present = false;
   reuse(slot);
   --size_;
-  if (!mutant("removals_do_not_count")) limiter_.deleted();
+  limiter_.deleted();
 }
 
 // An empty slot can get another item, unless its keys are used up.
 void Table::reuse(Slot slot) {
-  if (items_[slot].generation < kLastGeneration || mutant("reuse_slots_for_ever")) {
+  if (items_[slot].generation < kLastGeneration) {
     free_.push_back(slot);
   }
 }
@@ -195,7 +194,7 @@ std::size_t Table::update(std::span<const Key> keys, std::span<const double> pri
     items_[*slot].priority = priorities[i];
   }
   sampler_->update(slots, there);
-  if (remover_ != nullptr && !mutant("remover_keeps_old_priorities")) {
+  if (remover_ != nullptr) {
     remover_->update(slots, there);
   }
   return slots.size();
@@ -209,7 +208,7 @@ std::size_t Table::remove(std::span<const Key> keys) {
     remove_slot(*slot);
     ++removed;
   }
-  if (!mutant("removal_wakes_nobody")) advance();
+  advance();
   return removed;
 }
 
@@ -245,7 +244,7 @@ void Table::check_priorities(std::span<const double> priorities) const {
 std::optional<Slot> Table::find(Key key) const {
   const auto slot = static_cast<Slot>(key & 0xffffffff);
   if (slot >= items_.size() || !items_[slot].present) return std::nullopt;
-  if (key_of(slot) != key && !mutant("forget_generations")) return std::nullopt;
+  if (key_of(slot) != key) return std::nullopt;
   return slot;
 }
 
@@ -271,7 +270,7 @@ TableState Table::state() const {
 void Table::restore(TableState state) {
   items_.resize(state.generations.size());
   for (Slot slot = 0; slot < items_.size(); ++slot) {
-    items_[slot].generation = mutant("begin_keys_anew") ? 0 : state.generations[slot];
+    items_[slot].generation = state.generations[slot];
   }
   for (ItemState& saved : state.items) {
     const auto slot = static_cast<Slot>(saved.key & 0xffffffff);
@@ -286,7 +285,7 @@ void Table::restore(TableState state) {
     if (!items_[slot].present) reuse(slot);
   }
   random_ = Random(state.seed);
-  if (!mutant("forget_counts")) limiter_.set_counts(state.counts);
+  limiter_.set_counts(state.counts);
   advance();
 }
 

@@ -192,6 +192,7 @@ class Life {
 
 int main(int argc, char** argv) {
   return moolink::sim::run_program(
-      argc, argv, moolink::sim::kMutants,
-      [](std::uint64_t seed, bool trace) { return moolink::sim::Life(seed, trace).run(); });
+      argc, argv, "accumulate",
+      [](std::uint64_t seed, bool trace) { return moolink::sim::Life(seed, trace).run(); },
+      moolink::sim::kMutants);
 }

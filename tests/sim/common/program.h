@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/mutant.h"
 #include "common/simulation.h"
+#include "mutants/mutant.h"
 
 namespace moolink::sim {
 
@@ -58,8 +58,11 @@ inline bool parse(int argc, char** argv, const std::vector<std::string>& mutants
   return true;
 }
 
-inline int run_program(int argc, char** argv, const std::vector<std::string>& mutants,
-                       const RunSeed& run_seed) {
+// `more` are the mutants of folders that still have them in their sources.
+inline int run_program(int argc, char** argv, std::string_view simulator, const RunSeed& run_seed,
+                       const std::vector<std::string>& more = {}) {
+  std::vector<std::string> mutants = mutants_of(simulator);
+  mutants.insert(mutants.end(), more.begin(), more.end());
   Options options;
   if (!parse(argc, argv, mutants, options)) {
     std::fprintf(stderr, "usage: %s [--seeds A..B] [--mutant NAME] [--trace] [--list-mutants]\n",

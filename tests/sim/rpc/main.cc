@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
       "ask_other_groups",       "first_namesake",
       "late_namesake",          "token_before_group",
   };
-  return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
-    return moolink::sim::World(seed, trace).run();
-  });
+  return moolink::sim::run_program(
+      argc, argv, "rpc",
+      [](std::uint64_t seed, bool trace) { return moolink::sim::World(seed, trace).run(); },
+      mutants);
 }

@@ -29,7 +29,8 @@ int main(int argc, char** argv) {
       "keep_unused_standing",
       "placed_in_every_attempt",
   };
-  return moolink::sim::run_program(argc, argv, mutants, [](std::uint64_t seed, bool trace) {
-    return moolink::sim::World(seed, trace).run();
-  });
+  return moolink::sim::run_program(
+      argc, argv, "session",
+      [](std::uint64_t seed, bool trace) { return moolink::sim::World(seed, trace).run(); },
+      mutants);
 }

@@ -101,8 +101,10 @@ int main(int argc, char** argv) {
   if (given) {
     for (std::string& word : once) arguments.push_back(word.data());
   }
-  return run_program(static_cast<int>(arguments.size()), arguments.data(), kMutants,
-                     [&](std::uint64_t seed, bool trace) {
-                       return live(given ? *given : Scenario::random(seed), trace);
-                     });
+  return run_program(
+      static_cast<int>(arguments.size()), arguments.data(), "stack",
+      [&](std::uint64_t seed, bool trace) {
+        return live(given ? *given : Scenario::random(seed), trace);
+      },
+      kMutants);
 }
