@@ -1,12 +1,14 @@
 """Check that the code keeps to its layers: part of `make lint`.
 
 C++: a layer includes only itself and the layers below it, and no units (a header with its .cc)
-include one another. The machines include nothing with which they could do I/O or start a thread,
-read no clock and walk no unordered container. Python: at module level a package of moolink imports
+include one another. A class in several sources has few data members that more than one of them uses.
+The machines include nothing with which they could do I/O or start a thread, read no clock and walk
+no unordered container. Python: at module level a package of moolink imports
 only itself and the packages below it; torch and JAX are imported there by their adapters and
 examples only, and what both examples share imports neither.
 
-Prints each offence as path:line and exits with status 1 if there is any.
+Prints each offence as path:line, and how many members several sources of their class use, and exits
+with status 1 if there is any offence.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import ast
 import pathlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 # Each layer with those right below it; what lies below them is allowed, too.
@@ -90,6 +93,32 @@ PYTHON_TREES: dict[str, set[str]] = {
 # Here not even inside of functions: both frameworks' learners run this code.
 NEVER = {"examples/common"}
 
+# Of the classes in several sources: how many data members more than one of these uses, where there
+# are more than MOST_SHARED. A figure may only fall.
+SHARED: dict[str, int] = {
+    "accumulate/machine.h Machine": 44,
+    "collective/operation.h Operation": 22,
+    "collective/shared_pipeline.h SharedPipeline": 6,
+    "device/devices.h Devices": 6,
+    "group/roster.h Roster": 14,
+    "rpc/node.h Node": 17,
+    "runtime/group/accumulator_peer.h AccumulatorPeer": 10,
+    "runtime/group/group_peer.h GroupPeer": 13,
+    "runtime/peer/rpc_peer.h RpcPeer": 23,
+    "session/session.h Session": 18,
+    "transport/shm/connection.h ShmConnection": 7,
+    "transport/tcp/connection.h TcpConnection": 13,
+    "transport/tcp/tls.h TlsStream": 21,
+}
+MOST_SHARED = 3
+
+COMMENT = re.compile(r"//[^\n]*")
+CLASS = re.compile(r"^(?:class|struct) (?:MOOLINK_\w+(?:\([^)]*\))? )?(\w+)[^;{]*\{", re.MULTILINE)
+# What a declaration of a data member ends with; the name of every other one ends without _.
+MEMBER = re.compile(
+    r"\b([a-z]\w*_)(?:\[[^]]*\])?\s*(?:MOOLINK_\w+(?:\([^)]*\))?\s*)?(?:=.*|\{\})?$", re.DOTALL
+)
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|(<[^>]+>))')
 
 
@@ -157,6 +186,64 @@ def check_units(root: pathlib.Path) -> Iterator[str]:
     }
     for circle in sorted(filter(None, circles)):
         yield f"cpp/{circle[0]}.h:1: these units include one another: {', '.join(circle)}"
+
+
+def data_members(header: str) -> Iterator[tuple[str, set[str]]]:
+    """Yields the classes that a header has outside of others, with their data members."""
+    text = COMMENT.sub("", header)
+    for match in CLASS.finditer(text):
+        depth, statement, names = 1, "", set()
+        for char in text[match.end() :]:
+            depth += {"{": 1, "}": -1}.get(char, 0)
+            if depth == 0:
+                break
+            if depth > 1:
+                continue
+            statement += "{}" if char == "}" else char
+            if char == ";":
+                if member := MEMBER.search(statement[:-1].strip()):
+                    names.add(member[1])
+                statement = ""
+        yield match[1], names
+
+
+def functions_of(name: str, source: str) -> str:
+    """Returns the lines of a source that define functions of the class."""
+    head = re.compile(rf"(?:\S.*\b)?{name}::~?\w+\(")
+    lines, inside = [], False
+    for line in source.splitlines():
+        inside = inside or head.match(line) is not None
+        if inside:
+            lines.append(line)
+            inside = not line.startswith("}") and not (line[:1].strip() and line.endswith("}"))
+    return "\n".join(lines)
+
+
+def shared_members(root: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields each class in several sources, with the data members that more than one uses."""
+    for path in sorted((root / "cpp").rglob("*.h")):
+        sources = [source.read_text() for source in sorted(path.parent.glob("*.cc"))]
+        for name, members in data_members(path.read_text()):
+            chapters = [text for source in sources if (text := functions_of(name, source))]
+            uses = Counter(
+                word for text in chapters for word in members & set(re.findall(r"\w+", text))
+            )
+            if len(chapters) > 1:
+                yield (
+                    f"{path.relative_to(root / 'cpp')} {name}",
+                    sorted(word for word, times in uses.items() if times > 1),
+                )
+
+
+def check_shared(shared: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yields the classes with more members used by several sources than they may have."""
+    for name, members in shared.items():
+        most = SHARED.get(name, MOST_SHARED)
+        if len(members) > most:
+            yield (
+                f"cpp/{name.split()[0]}:1: more than {most} members of {name.split()[1]} are used "
+                f"by several of its sources: {', '.join(members)}"
+            )
 
 
 def check_machines(root: pathlib.Path) -> Iterator[str]:
@@ -245,9 +332,14 @@ def main() -> int:
     parser.add_argument("root", nargs="?", type=pathlib.Path, default=here)
     root = parser.parse_args().root
     offences = [*check_cpp(root), *check_units(root), *check_machines(root)]
-    offences += [*check_packages(root), *check_python(root)]
+    shared = dict(shared_members(root))
+    offences += [*check_shared(shared), *check_packages(root), *check_python(root)]
     for offence in offences:
         print(offence)
+    if count := sum(map(len, shared.values())):
+        largest = sorted(shared, key=lambda name: -len(shared[name]))[:3]
+        names = ", ".join(f"{len(shared[name])} of {name.split()[1]}" for name in largest)
+        print(f"members that several sources of their class use: {count}, most: {names}")
     return int(bool(offences))
 
 
