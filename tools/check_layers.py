@@ -1,9 +1,9 @@
 """Check that the code keeps to its layers: part of `make lint`.
 
 C++: a layer includes only itself and the layers below it, and no units (a header with its .cc)
-include one another. A class in several sources has few data members that more than one of them uses.
-The machines include nothing with which they could do I/O or start a thread, read no clock and walk
-no unordered container. Python: at module level a package of moolink imports
+include one another. A class in several sources has few data members that more than one uses. The
+machines include nothing with which they could do I/O or start a thread, read no clock and walk no
+unordered container. Python: at module level a package of moolink imports
 only itself and the packages below it; torch and JAX are imported there by their adapters and
 examples only, and what both examples share imports neither.
 
