@@ -78,7 +78,7 @@ class PoolRunner:
     """EnvPool, with one batch or two that take turns."""
 
     def __init__(self, make: Callable[[], Any], workers: int, size: int, batches: int) -> None:
-        self.pool = moolink.EnvPool(make, workers, size // batches, batches)
+        self.pool = moolink.env_pool.EnvPool(make, workers, size // batches, batches)
         self.actions = np.zeros(size // batches, np.int64)
         self.futures = [self.pool.step(i, self.actions) for i in range(batches)]
 

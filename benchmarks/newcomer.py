@@ -143,7 +143,7 @@ def train(
 
 def wait_for_both(steps: Iterator[moolink.torch.TrainingStep], group: moolink.Group) -> None:
     """Waits, without rounds, until both trainers have the state."""
-    both: moolink.GroupFuture | None = None
+    both: moolink.group.GroupFuture | None = None
     for _ in steps:
         if both is None and len(group.members()) == len(TRAINERS):
             both = group.all_reduce("both", 1, on_change="retry")

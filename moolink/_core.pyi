@@ -553,17 +553,17 @@ class RpcCore:
 
     def stats(self) -> moolink.reports.RpcStats:
         """
-        Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all paths, and of each in "paths"), connections, failed dials and peers. "copies" counts arrays that were copied although others would not have been, "cuda" the copies from and to CUDA devices.
+        Returns this peer's counts (see moolink.reports.RpcStats): calls, frames and bytes (of all paths, and of each in "paths"), connections, failed dials and peers. "copies" counts arrays that were copied although others would not have been, "cuda" the copies from and to CUDA devices.
         """
 
     def peers(self) -> list[moolink.reports.PeerInfo]:
         """
-        Returns a dict for each other peer that is connected or waited for (see moolink.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of silence, unacknowledged bytes, and calls that wait and run.
+        Returns a dict for each other peer that is connected or waited for (see moolink.reports.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of silence, unacknowledged bytes, and calls that wait and run.
         """
 
     def explain(self, peer: str) -> moolink.reports.Explanation:
         """
-        Explains how a peer is reached, or why it is not; returns a dict (see moolink.Explanation).
+        Explains how a peer is reached, or why it is not; returns a dict (see moolink.reports.Explanation).
 
         "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
         smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
@@ -598,9 +598,6 @@ class BrokerCore:
         """
         Listens as Rpc.listen does; returns the addresses at which peers can connect.
         """
-
-    def update(self) -> None:
-        """Does nothing; moolib's scripts call it."""
 
     def groups(self) -> list[str]:
         """Returns the names of the groups that it knows."""

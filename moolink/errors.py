@@ -20,7 +20,6 @@ __all__ = [
     "PeerLost",
     "QueueFull",
     "RemoteError",
-    "RpcError",
     "StateError",
     "TimeoutError",
     "WireError",
@@ -179,6 +178,3 @@ class EnvError(Error):
         if not self.remote_traceback:
             return message
         return f"{message}\n\nTraceback in the worker:\n{self.remote_traceback.rstrip()}"
-
-
-RpcError = Error

@@ -9,11 +9,12 @@ namespace moolink::bind {
 
 namespace nb = nanobind;
 
-// A class with its public name: moolink.NAME.
+// A class with its public name, which is in another module.
 template <class Type, class... Extra>
-nb::class_<Type> public_class(nb::module_& m, const char* name, const Extra&... extra) {
+nb::class_<Type> public_class(nb::module_& m, const char* module, const char* name,
+                              const Extra&... extra) {
   const nb::object own = m.attr("__name__");
-  m.attr("__name__") = "moolink";
+  m.attr("__name__") = module;
   nb::class_<Type> bound(m, name, extra...);
   m.attr("__name__") = own;
   return bound;

@@ -74,8 +74,6 @@ void bind_broker(nb::module_& m) {
       .def("listen", &PyBroker::listen, nb::arg("address"), nb::arg("advertise") = nb::none(),
            nb::call_guard<GilRelease>(),
            "Listens as Rpc.listen does; returns the addresses at which peers can connect.")
-      .def(
-          "update", [](PyBroker&) {}, "Does nothing; moolib's scripts call it.")
       .def("groups", &PyBroker::groups, nb::call_guard<GilRelease>(),
            "Returns the names of the groups that it knows.")
       .def("members", &PyBroker::members, nb::arg("group"), nb::call_guard<GilRelease>(),

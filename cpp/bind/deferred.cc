@@ -101,7 +101,7 @@ void PyDeferred::require_unsent() const {
 
 std::string PyDeferred::repr() const {
   const char* state = responder_->sent() ? "replied" : cancelled() ? "cancelled" : "pending";
-  return "<moolink.RpcDeferredReturn of '" + responder_->function() + "', " + state + ">";
+  return "<moolink.rpc.RpcDeferredReturn of '" + responder_->function() + "', " + state + ">";
 }
 
 void PyDeferred::reply(nb::object value) {
@@ -172,7 +172,7 @@ void PyStreamReturn::when_room(Callback callback) {
 
 void bind_deferred(nb::module_& m) {
   auto deferred = public_class<PyDeferred>(
-      m, "RpcDeferredReturn", nb::type_slots(collected_slots<PyDeferred>),
+      m, "moolink.rpc", "RpcDeferredReturn", nb::type_slots(collected_slots<PyDeferred>),
       "The reply of a define_deferred handler. Call it once, from any thread.");
   deferred
       .def("__call__", &PyDeferred::reply, nb::arg("value") = nb::none(),

@@ -232,7 +232,7 @@ void PyFuture::clear() {
 
 void bind_future(nb::module_& m) {
   auto future =
-      public_class<PyFuture>(m, "Future", nb::type_slots(collected_slots<PyFuture>),
+      public_class<PyFuture>(m, "moolink", "Future", nb::type_slots(collected_slots<PyFuture>),
                              "The outcome of a call or operation. It may be read any number of "
                              "times, from any thread, and "
                              "awaited by many tasks on any event loops.");

@@ -88,7 +88,7 @@ void PyLent::clear() {
 
 void bind_lending(nb::module_& m) {
   auto lent =
-      public_class<PyLent>(m, "Lent", nb::type_slots(collected_slots<PyLent>),
+      public_class<PyLent>(m, "moolink.rpc", "Lent", nb::type_slots(collected_slots<PyLent>),
                            "A value whose arrays are lent when it is sent; see moolink.lend.");
   lent.def(nb::init<nb::object, std::optional<nb::callable>>(), nb::arg("value").none(),
            nb::arg("on_release") = nb::none(),

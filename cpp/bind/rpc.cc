@@ -79,7 +79,7 @@ Raises:
     ValueError: an address is malformed.)";
 
 constexpr const char* kExplainDoc =
-    R"(Explains how a peer is reached, or why it is not; returns a dict (see moolink.Explanation).
+    R"(Explains how a peer is reached, or why it is not; returns a dict (see moolink.reports.Explanation).
 
 "path" is the path in use ("none" if there is none), with its round trip in seconds ("latency",
 smoothed, and "last_latency"; None before it is measured) and the "cipher" of TLS (None: data is not
@@ -238,7 +238,8 @@ void bind_peer(nb::class_<PyRpc>& rpc) {
 
 void bind_reports(nb::class_<PyRpc>& rpc) {
   rpc.def("stats", &stats,
-          "Returns this peer's counts (see moolink.RpcStats): calls, frames and bytes (of all "
+          "Returns this peer's counts (see moolink.reports.RpcStats): calls, frames and bytes (of "
+          "all "
           "paths, and of each in \"paths\"), connections, failed dials and peers. \"copies\" "
           "counts arrays that were copied although others would not have been, \"cuda\" the copies "
           "from and to CUDA devices.",
@@ -249,7 +250,8 @@ void bind_reports(nb::class_<PyRpc>& rpc) {
             return describe(without_gil([&] { return self.peer()->peers(); }));
           },
           "Returns a dict for each other peer that is connected or waited for (see "
-          "moolink.PeerInfo): the paths that are up, latency (round trip in seconds), seconds of "
+          "moolink.reports.PeerInfo): the paths that are up, latency (round trip in seconds), "
+          "seconds of "
           "silence, unacknowledged bytes, and calls that wait and run.",
           nb::sig("def peers(self) -> list[moolink.reports.PeerInfo]"))
       .def(

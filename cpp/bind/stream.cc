@@ -126,7 +126,7 @@ void PyStream::close() {
 
 void bind_stream(nb::module_& m) {
   auto stream = public_class<PyStream>(
-      m, "Stream",
+      m, "moolink.rpc", "Stream",
       "The items that a handler yields, in order. Iterate over it with `for` or `async for`. A few "
       "items are fetched ahead; the handler continues as they are taken.\n\nIteration raises the "
       "errors of a call: moolink.TimeoutError if no item came within the peer's timeout, "

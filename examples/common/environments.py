@@ -187,7 +187,7 @@ class Atari(Environments):
 
 
 class Pooled:
-    """Environments in the worker processes of a `moolink.EnvPool`, with Gymnasium's interface."""
+    """Environments in worker processes of a `moolink.env_pool.EnvPool`, as of Gymnasium."""
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int, workers: int):
         env = make()
@@ -198,12 +198,12 @@ class Pooled:
         env.close()
         self.num_envs = num_envs
         self._make, self._workers = make, workers
-        self._pool: moolink.EnvPool | None = None
+        self._pool: moolink.env_pool.EnvPool | None = None
 
     def reset(self, *, seed: int | None) -> tuple[Observation, dict[str, Any]]:
         """Starts new worker processes."""
         self.close()
-        self._pool = moolink.EnvPool(
+        self._pool = moolink.env_pool.EnvPool(
             self._make,
             self._workers,
             self.num_envs,

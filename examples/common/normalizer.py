@@ -114,7 +114,7 @@ class Normalizer:
         except moolink.Error:
             return
         for each, rows in sums.items():
-            self._total[each] += moolink.ordered_sum(rows)
+            self._total[each] += moolink.accumulate.ordered_sum(rows)
             self._rows[each][:] = 0
         self._refresh()
 

@@ -181,7 +181,7 @@ def serve(o: SeedOptions) -> None:
     net = ActorCritic(space, num_actions, None, o.hidden_size).to(device).requires_grad_(False)
     lock, loaded = threading.Lock(), -1
 
-    def infer(batch: moolink.InferenceBatch) -> tuple[Tensor, Tensor]:
+    def infer(batch: moolink.inference.InferenceBatch) -> tuple[Tensor, Tensor]:
         """Logits [R, actions] and values [R]."""
         nonlocal loaded
         with lock:
@@ -192,7 +192,7 @@ def serve(o: SeedOptions) -> None:
             logits, value = net(observation[None])
             return logits[0].cpu(), value[0].cpu()
 
-    def policy_of(batch: moolink.InferenceBatch) -> tuple[dict[str, np.ndarray], Any]:
+    def policy_of(batch: moolink.inference.InferenceBatch) -> tuple[dict[str, np.ndarray], Any]:
         log_pi = F.log_softmax(infer(batch)[0], -1)
         action = torch.multinomial(log_pi.exp(), 1)
         log_prob = log_pi.gather(1, action)[:, 0].numpy()

@@ -89,8 +89,9 @@ class AccumulatorBase(Adapter, Closing):
             computes in another framework (see :attr:`framework`), else 0.
         units: for repeatable runs (docs/repeatable.md), the number of units of data, 1 to 128.
             Each unit belongs to one member; the members' shares differ by at most one unit. A
-            round is exactly one contribution of each unit, summed by :func:`moolink.ordered_sum`,
-            so its bits depend on these gradients alone, not on the number of members.
+            round is exactly one contribution of each unit, summed as by
+            :func:`moolink.accumulate.ordered_sum`, so its bits depend on these gradients alone,
+            not on the number of members.
             :attr:`unit` is the unit whose gradient is wanted. The virtual batch size follows from
             ``units``, and only one round is under way at once. A bucket is as large as the
             gradients of all units.

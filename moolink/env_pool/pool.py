@@ -193,7 +193,7 @@ class EnvPool(Closing):
 
     def __repr__(self) -> str:
         return (
-            f"<moolink.EnvPool of {self.num_batches} x {self.batch_size} environments in "
+            f"<moolink.env_pool.EnvPool of {self.num_batches} x {self.batch_size} environments in "
             f"{self.num_processes} processes, {self._supervisor.state()}>"
         )
 

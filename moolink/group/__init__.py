@@ -1,6 +1,6 @@
 """Elastic groups of peers, their broker, and collective operations."""
 
-from moolink.group.collectives import AllReduce, GroupFuture
-from moolink.group.group import Group, Reduction
+from moolink.group.collectives import GroupFuture
+from moolink.group.group import Group
 
-__all__ = ["AllReduce", "Group", "GroupFuture", "Reduction"]
+__all__ = ["Group", "GroupFuture"]

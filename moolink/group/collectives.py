@@ -38,7 +38,7 @@ class GroupFuture:
         self._value: Any = None
 
     def __repr__(self) -> str:
-        return f"<moolink.GroupFuture of {', '.join(map(repr, self._futures))}>"
+        return f"<moolink.group.GroupFuture of {', '.join(map(repr, self._futures))}>"
 
     def _take(self, results: list[Any]) -> Any:
         with self._lock:
@@ -144,9 +144,6 @@ class GroupFuture:
         except Error as error:
             raise (self.exception() or error) from None
         return self._take(parts)
-
-
-AllReduce = GroupFuture  # moolib's name
 
 
 @dataclass

@@ -160,10 +160,6 @@ class Group(Closing):
         to do with epochs of training."""
         return self._core.epoch()
 
-    def sync_id(self) -> int:
-        """moolib's name of :meth:`epoch`."""
-        return self._core.epoch()
-
     def name(self) -> str:
         """The group's name."""
         return self._name
@@ -213,7 +209,6 @@ class Group(Closing):
         inplace: bool = False,
         out: Any = None,
         on_change: Literal["raise", "retry"] = "raise",
-        num_trees: int | None = None,
         compress: Literal["bf16", "int8"] | None = None,
     ) -> GroupFuture:
         """Combines ``data`` of all members; every member gets the same bits.
@@ -237,7 +232,6 @@ class Group(Closing):
             on_change: the reaction when the members change before all have the result, or have
                 changed since :meth:`update`: ``"raise"`` :class:`moolink.GroupChanged`, or
                 ``"retry"`` among the newest members, with ``data`` of one dtype only.
-            num_trees: accepted for moolib's sake, without effect.
             compress: how float32 elements travel between hosts; other dtypes, payloads of up to 64
                 KB and data in the shared memory of a host are not compressed. ``"bf16"`` halves the
                 bytes, ``"int8"`` (blocks of 256 with a scale each) quarters them. The error is

@@ -43,7 +43,7 @@ class InferenceBatch:
         first: bool [rows], whether an episode begins; the state is the initial one there.
         rows: how many of the rows are requests; the others are padding.
         state: the actors' recurrent states, or None.
-        weights: the tree of the newest :class:`moolink.Weights`, or None.
+        weights: the tree of the newest :class:`moolink.weights.Weights`, or None.
         version: their version, or 0.
     """
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from moolink._core import check_array
 from moolink.data import nodes
-from moolink.group import Group, Reduction
+from moolink.group import Group
 from moolink.group.collectives import GroupFuture
+from moolink.group.group import Reduction
 from moolink.jax import arrays
 
 

@@ -21,7 +21,8 @@ from jax.interpreters import batching, mlir
 
 from moolink import _core, errors
 from moolink.data.trees import layout_text
-from moolink.group import Group, Reduction
+from moolink.group import Group
+from moolink.group.group import Reduction
 from moolink.jax.arrays import require_whole
 
 _TARGET = "moolink_all_reduce"

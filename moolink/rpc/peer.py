@@ -284,13 +284,6 @@ class Rpc(RpcCore):
             yield "moolink_received_bytes_total", {"path": path}, traffic["bytes_received"]
             yield "moolink_sent_bytes_total", {"path": path}, traffic["bytes_written"]
 
-    def debug_info(self) -> None:
-        """Prints stats, addresses and peers (moolib's call)."""
-        print(f"Rpc {self.get_name()!r} at {', '.join(self.addresses()) or 'no address'}")
-        print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
-        for peer in self.peers():
-            print("  peer " + ", ".join(f"{key} {value}" for key, value in peer.items()))
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a moolink.Rpc cannot be pickled: make one in each process")
 

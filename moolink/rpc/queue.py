@@ -76,7 +76,7 @@ class Queue(Closing):
 
     def __repr__(self) -> str:
         bound = "" if self._max_size is None else f" of at most {self._max_size}"
-        return f"<moolink.Queue, {self.size()}{bound} waiting{', closed' * self._closed}>"
+        return f"<moolink.rpc.Queue, {self.size()}{bound} waiting{', closed' * self._closed}>"
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Takes the oldest item; several tasks, of several event loops, may await."""

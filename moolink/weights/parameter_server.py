@@ -131,7 +131,7 @@ class ParameterServer(Closing):
         self._publisher.close()
 
     def __repr__(self) -> str:
-        return f"<moolink.ParameterServer of {self._name!r}, version {self._version}>"
+        return f"<moolink.weights.ParameterServer of {self._name!r}, version {self._version}>"
 
     def _serve(self) -> None:
         for reply, arguments, keywords in self._pushes:
@@ -228,4 +228,6 @@ class ParameterClient(Closing):
         self._subscriber.close()
 
     def __repr__(self) -> str:
-        return f"<moolink.ParameterClient of {self._name!r} at {naming.quoted(self._server)}>"
+        return (
+            f"<moolink.weights.ParameterClient of {self._name!r} at {naming.quoted(self._server)}>"
+        )

@@ -98,7 +98,7 @@ class ShardedSubscriber(Following):
 
     def __repr__(self) -> str:
         return (
-            f"<moolink.ShardedSubscriber of {self._name!r} at {self._source}, "
+            f"<moolink.weights.ShardedSubscriber of {self._name!r} at {self._source}, "
             f"version {self.version}>"
         )
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.accumulate import ordered_sum
 from tests.accumulator.loops import Make, connect, failed, parameters, pump, reduce_round
 from tests.waiting import TIMEOUT, until
 
@@ -334,16 +335,16 @@ def test_ordered_sum_adds_neighbours_first() -> None:
     a, b, c, d, e, f, g = rows
     expected = ((a + b) + (c + d)) + ((e + f) + g)
     before = rows.copy()
-    assert np.array_equal(moolink.ordered_sum(rows), expected)
+    assert np.array_equal(ordered_sum(rows), expected)
     assert np.array_equal(rows, before)
     # The sums of parts that are whole branches of the tree may be made first.
-    parts = np.stack([moolink.ordered_sum(rows[:4]), moolink.ordered_sum(rows[4:])])
-    assert np.array_equal(moolink.ordered_sum(parts), expected)
-    assert not np.signbit(moolink.ordered_sum(np.full((2, 1), -0.0))).any()
-    assert moolink.ordered_sum([1, 2, 3]) == 6
+    parts = np.stack([ordered_sum(rows[:4]), ordered_sum(rows[4:])])
+    assert np.array_equal(ordered_sum(parts), expected)
+    assert not np.signbit(ordered_sum(np.full((2, 1), -0.0))).any()
+    assert ordered_sum([1, 2, 3]) == 6
     # The layout in memory does not matter.
     cubes = np.random.default_rng(1).standard_normal((4, 3, 2))
     for laid in (np.asfortranarray(cubes), cubes.transpose(0, 2, 1).copy().transpose(0, 2, 1)):
-        assert np.array_equal(moolink.ordered_sum(laid), moolink.ordered_sum(cubes.tolist()))
+        assert np.array_equal(ordered_sum(laid), ordered_sum(cubes.tolist()))
     with pytest.raises(ValueError, match="at least one row"):
-        moolink.ordered_sum(np.empty((0, 3)))
+        ordered_sum(np.empty((0, 3)))

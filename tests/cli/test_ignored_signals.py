@@ -31,7 +31,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 POOL = """
 import signal, subprocess, sys
 import numpy as np
-from moolink import EnvPool
+from moolink.env_pool import EnvPool
 
 class Env:
     def reset(self):

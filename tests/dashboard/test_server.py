@@ -74,7 +74,7 @@ import moolink
 
 if __name__ == "__main__":
     make = functools.partial(gymnasium.make, "CartPole-v1")
-    with moolink.Rpc("m") as rpc, moolink.EnvPool(make, 1, 1) as environments:
+    with moolink.Rpc("m") as rpc, moolink.env_pool.EnvPool(make, 1, 1) as environments:
         rpc.connect(sys.argv[2])
         with moolink.Group(rpc, "g"):
             sys.stdin.read()

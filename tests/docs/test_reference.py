@@ -12,7 +12,8 @@ import moolink
 from tests.docs.examples import ROOT
 
 PACKAGES = [
-    *("replay", "weights", "trajectories", "inference", "launch", "accumulate"),
+    *("env_pool", "group", "replay", "weights", "trajectories", "inference", "launch"),
+    "accumulate",
     *("metrics", "reports", "rpc", "tokens", "torch", "jax", "torchrl", "ray"),
 ]
 MODULES = {"moolink.sb3", "moolink.pettingzoo", "moolink.tensordict"}  # documented as a whole
@@ -31,11 +32,7 @@ def documented() -> set[str]:
 
 
 def public() -> set[str]:
-    names = {
-        f"moolink.{name}"
-        for name in moolink.__all__
-        if name not in ("metrics", "RpcError", "AllReduce")
-    }
+    names = {f"moolink.{name}" for name in moolink.__all__ if name != "metrics"}
     for package in PACKAGES:
         module = ROOT / "moolink" / package
         source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")

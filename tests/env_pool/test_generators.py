@@ -55,7 +55,7 @@ class Dice(gymnasium.Env):
 
 def stepped(seed=None):
     """Two observations of a pool's environments."""
-    with moolink.EnvPool(Dice, 3, 3, seed=seed, copy=True) as pool:
+    with moolink.env_pool.EnvPool(Dice, 3, 3, seed=seed, copy=True) as pool:
         return [pool.step(0, np.zeros(3, np.int64)).result(LONG)["state"] for _ in range(2)]
 
 

@@ -99,7 +99,7 @@ class Mine(Counter):
 def create(index):
     return Mine(index)
 
-with moolink.EnvPool(create, 2, 2) as pool:
+with moolink.env_pool.EnvPool(create, 2, 2) as pool:
     for _ in range(2):
         outputs = pool.step(0, np.array([1, 2])).result()
     print(outputs["reward"])
@@ -150,7 +150,7 @@ class Mine(Counter):
 class Nested(Counter):
     def __init__(self, index):
         super().__init__(index)
-        self.pool = moolink.EnvPool(Mine, 1, 2)
+        self.pool = moolink.env_pool.EnvPool(Mine, 1, 2)
 
     def step(self, action):
         for _ in range(2):
@@ -158,7 +158,7 @@ class Nested(Counter):
         return self.observe(action), float(outputs["reward"].sum()), False, False, {}
 
 def total(kind):
-    with moolink.EnvPool(kind, 2, 2) as pool:
+    with moolink.env_pool.EnvPool(kind, 2, 2) as pool:
         for _ in range(2):
             outputs = pool.step(0, np.array([1, 2])).result()
         return float(outputs["reward"].sum())

@@ -58,7 +58,7 @@ def test_an_observation_that_does_not_fit_is_named(value, says):
         envs.reset()
         with pytest.raises(moolink.EnvError, match=rf"environment 1 raised in step.*: obs.*{says}"):
             envs.step([0, 1])
-    with moolink.EnvPool(make, 1, 2) as pool:
+    with moolink.env_pool.EnvPool(make, 1, 2) as pool:
         pool.step(0, np.zeros(2, np.int64)).result(LONG)
         with pytest.raises(moolink.EnvError, match=rf"environment 1 raised in step.*: obs.*{says}"):
             pool.step(0, np.array([0, 1])).result(LONG)
@@ -179,7 +179,7 @@ def make_rows():
 
 def test_an_env_pool_infers_a_layout_where_the_first_observation_does_not_fit(caplog):
     make = functools.partial(Observing, BYTES, np.array([300, 0, 0]), NONE)
-    with moolink.EnvPool(make, 1, 1) as pool:
+    with moolink.env_pool.EnvPool(make, 1, 1) as pool:
         outputs = pool.step(0, np.zeros(1, np.int64)).result(LONG)
         assert outputs["state"].tolist() == [[300, 0, 0]]
     assert "which its observations are not in" in caplog.text

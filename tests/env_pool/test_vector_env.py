@@ -342,7 +342,7 @@ def test_numbers_of_actions_are_numpys_as_in_gymnasiums_classes(space):
 
 
 def test_a_space_is_one_object_and_keeps_its_seed():
-    with moolink.EnvPool(make, 1, 2) as pool, moolink.VectorEnv(make, 2) as envs:
+    with moolink.env_pool.EnvPool(make, 1, 2) as pool, moolink.VectorEnv(make, 2) as envs:
         kinds = ("observation_space", "action_space")
         owned = [(owner, name) for owner in (pool, envs) for name in kinds]
         owned += [(envs, f"single_{name}") for name in kinds]

@@ -278,7 +278,7 @@ def test_a_worker_that_dies_cuts_all_its_rows_off(mode):
 
 def test_an_env_pool_runs_them_too():
     make = functools.partial(make_cart_poles, 2)
-    with moolink.EnvPool(make, 2, 4, final_obs=True, seed=1) as pool:
+    with moolink.env_pool.EnvPool(make, 2, 4, final_obs=True, seed=1) as pool:
         actions = np.zeros(4, np.int64)
         outputs = pool.step(0, actions).result()
         assert not outputs["done"].any()

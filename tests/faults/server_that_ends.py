@@ -8,6 +8,7 @@ import numpy as np
 
 import moolink
 from moolink.replay import Table
+from moolink.weights import ParameterServer
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         moolink.ReplayServer(rpc, replay),
         moolink.TrajectoryQueue(rpc, "unroll", max_size=1),
         publisher,
-        moolink.ParameterServer(rpc, "parameters", {"w": np.ones(2)}, lambda tree, pushed: tree),
+        ParameterServer(rpc, "parameters", {"w": np.ones(2)}, lambda tree, pushed: tree),
         moolink.InferenceServer(rpc, "policy", lambda batch: batch.inputs),
     ]
     print(rpc.listen("127.0.0.1:0")[0], flush=True)

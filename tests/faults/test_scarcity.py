@@ -78,10 +78,10 @@ class Server:
         return errors
 
 
-def error_of(future: moolink.Future) -> moolink.RpcError | None:
+def error_of(future: moolink.Future) -> moolink.Error | None:
     try:
         future.result(60)
-    except moolink.RpcError as error:
+    except moolink.Error as error:
         return error
     return None
 

@@ -36,8 +36,8 @@ class Clients:
         next(self.batches)
         self.queued = [self._queued() for _ in range(3)]
         self.weights = moolink.Subscriber(self.rpc, "weights", "server")
-        self.sharded = moolink.ShardedSubscriber(self.rpc, "weights", ["server"])
-        self.parameters = moolink.ParameterClient(self.rpc, "parameters", "server")
+        self.sharded = moolink.weights.ShardedSubscriber(self.rpc, "weights", ["server"])
+        self.parameters = moolink.weights.ParameterClient(self.rpc, "parameters", "server")
         self.policy = moolink.InferenceClient(self.rpc, "policy", "server")
         self.policies = moolink.InferenceClient(self.rpc, "policy", ["server", "second"])
         for one in (self.weights, self.sharded):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import moolink
+from moolink.group import GroupFuture
 from tests.waiting import formed, until
 
 Join = Callable[..., moolink.Group]
@@ -35,7 +36,7 @@ def count(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def run(groups: Groups, begin: Callable[[moolink.Group, int], moolink.GroupFuture]) -> list[Any]:
+def run(groups: Groups, begin: Callable[[moolink.Group, int], GroupFuture]) -> list[Any]:
     """The results of an operation that every member begins."""
     futures = [begin(group, rank) for rank, group in enumerate(groups)]
     return [future.result(20) for future in futures]
@@ -228,7 +229,7 @@ def test_results_use_memory_again(three: Groups) -> None:
 
 def test_many_in_flight_started_in_different_orders(three: Groups) -> None:
     names = [f"op-{i}" for i in range(12)]
-    futures: dict[tuple[int, str], moolink.GroupFuture] = {}
+    futures: dict[tuple[int, str], GroupFuture] = {}
     for rank, group in enumerate(three):
         for i, name in enumerate(names[rank * 4 :] + names[: rank * 4]):
             size = LARGE if (names.index(name) % 2) else SMALL
@@ -238,7 +239,7 @@ def test_many_in_flight_started_in_different_orders(three: Groups) -> None:
 
 
 def test_a_callback_comes_once_with_the_outputs_written(three: Groups) -> None:
-    ended: queue.Queue[tuple[moolink.GroupFuture, float]] = queue.Queue()
+    ended: queue.Queue[tuple[GroupFuture, float]] = queue.Queue()
     outs = [{"a": np.zeros(3, "f4"), "b": np.zeros(2, "i8")} for _ in three]
     for group, out in zip(three, outs, strict=True):
         data = {"a": np.ones(3, "f4"), "b": np.full(2, 2)}

@@ -14,7 +14,7 @@ import numpy as np
 import moolink
 
 
-def model(batch: moolink.InferenceBatch) -> tuple[Any, Any]:
+def model(batch: moolink.inference.InferenceBatch) -> tuple[Any, Any]:
     if (batch.inputs == 0.5).any():
         time.sleep(0.5)
     return batch.state + 1, batch.state + 1

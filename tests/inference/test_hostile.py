@@ -22,7 +22,7 @@ ROW = np.arange(2)
 NOT_FIRST = np.zeros(2, bool)
 
 
-def model(batch: moolink.InferenceBatch) -> tuple[Any, Any]:
+def model(batch: moolink.inference.InferenceBatch) -> tuple[Any, Any]:
     steps = batch.state + 1
     return batch.inputs.sum(1) * 0 + steps, steps
 

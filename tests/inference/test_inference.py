@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 import moolink
-from moolink import InferenceBatch, InferenceClient, InferenceServer
+from moolink import InferenceClient, InferenceServer
+from moolink.inference import InferenceBatch
 from moolink.inference.names import INFER
 from moolink.inference.states import States
 from tests import processes, waiting

@@ -8,7 +8,7 @@ import torch
 import moolink
 
 
-def train(envs: moolink.Driven, updates: int, batch_size: int = 512) -> float:
+def train(envs: moolink.env_pool.Driven, updates: int, batch_size: int = 512) -> float:
     """Trains a policy of discrete actions for `updates` updates of `batch_size` steps.
 
     Returns the mean return of the episodes that ended during the last fifth of the updates.

@@ -100,7 +100,7 @@ def test_tensordicts_travel():
 
 
 def test_a_queue_gives_the_same_tensordict():
-    queue, sent = moolink.Queue(), steps()
+    queue, sent = moolink.rpc.Queue(), steps()
     queue.enqueue(sent)
     assert queue.get() is sent
 

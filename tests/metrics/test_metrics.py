@@ -268,7 +268,7 @@ def test_the_data_plane(rpc: moolink.Rpc) -> None:
 
 def test_environments() -> None:
     before = len(values("moolink_environments"))
-    with moolink.EnvPool(Counter, num_processes=2, batch_size=3, num_batches=1) as pool:
+    with moolink.env_pool.EnvPool(Counter, num_processes=2, batch_size=3, num_batches=1) as pool:
         for _ in range(4):
             pool.step(0, np.zeros(3, np.int64)).result()
         assert len(values("moolink_environments")) == before + 1
@@ -292,7 +292,7 @@ def all_objects(rpc: moolink.Rpc) -> Iterator[None]:
         for step in accumulator.steps(optimizer, until=lambda totals: totals["n"] >= 1):
             parameter.sum().backward()
             step.reduce(batch_size=1, counters={"n": 1})
-        pool = moolink.EnvPool(Counter, num_processes=1, batch_size=1, num_batches=1)
+        pool = moolink.env_pool.EnvPool(Counter, num_processes=1, batch_size=1, num_batches=1)
         stack.enter_context(pool).step(0, np.zeros(1, np.int64)).result()
         replay = moolink.Replay(Table("metrics-all", 10))
         replay.extend({"x": np.arange(3)})

@@ -22,6 +22,7 @@ from moolink.reports import (
     TrajectoryQueueStats,
     TrajectoryWriterStats,
 )
+from moolink.weights import ParameterServer
 
 
 def check(value: Any, kind: Any, where: str) -> None:
@@ -63,10 +64,10 @@ def test_stats_have_the_fields_of_their_types() -> None:
         with (
             replay,
             moolink.ReplayServer(learner, replay) as served,
-            moolink.ParameterServer(learner, "tree", np.zeros(3), lambda old, new: new) as server,
+            ParameterServer(learner, "tree", np.zeros(3), lambda old, new: new) as server,
             moolink.Publisher(learner, "policy") as publisher,
             moolink.Subscriber(actor, "policy", "learner") as subscriber,
-            moolink.ShardedSubscriber(actor, "policy", ["learner"]) as sharded,
+            moolink.weights.ShardedSubscriber(actor, "policy", ["learner"]) as sharded,
             moolink.TrajectoryQueue(learner, "unrolls") as queue,
             moolink.TrajectoryWriter(actor, "unrolls", "learner") as writer,
             moolink.InferenceServer(learner, "model", lambda batch: batch.inputs) as inference,

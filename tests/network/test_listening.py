@@ -13,7 +13,7 @@ import moolink
 with moolink.Rpc("peer") as rpc:
     try:
         print(rpc.listen("[::]:0"))
-    except moolink.RpcError as error:
+    except moolink.Error as error:
         print(error)
 """
 

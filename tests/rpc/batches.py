@@ -15,7 +15,7 @@ def calls(client: moolink.Rpc, name: str, arguments: list[Any]) -> list[moolink.
     return [client.async_("server", name, x) for x in arguments]
 
 
-def waiting(queue: moolink.Queue, count: int) -> None:
+def waiting(queue: moolink.rpc.Queue, count: int) -> None:
     """Waits until so many items are in the queue."""
     until(lambda: queue.size() == count, f"{count} calls")
 

@@ -50,7 +50,7 @@ def pair() -> Iterator[tuple[moolink.Rpc, moolink.Rpc]]:
 
 
 def queues(server: moolink.Rpc, client: moolink.Rpc) -> list[Act]:
-    queue, calls = moolink.Queue(), server.define_queue("calls", batch_size=2, max_latency=0.01)
+    queue, calls = moolink.rpc.Queue(), server.define_queue("calls", batch_size=2, max_latency=0.01)
 
     def serve() -> None:
         for reply, arguments, _ in calls:

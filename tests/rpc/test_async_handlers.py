@@ -151,7 +151,7 @@ def test_an_object_with_an_async_call_is_one(pair: Pair) -> None:
 def test_deferred_ones_answer_themselves(pair: Pair) -> None:
     client, server = pair
 
-    async def later(deferred: moolink.RpcDeferredReturn, x: int) -> None:
+    async def later(deferred: moolink.rpc.RpcDeferredReturn, x: int) -> None:
         if x < 0:
             raise ValueError("negative")
         if x:
@@ -169,11 +169,11 @@ def test_what_goes_wrong_after_the_reply_is_the_loops(pair: Pair) -> None:
     client, server = pair
     reported: list[object] = []
 
-    async def wrong(deferred: moolink.RpcDeferredReturn) -> None:
+    async def wrong(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         deferred(1)
         raise ValueError("after the reply")
 
-    async def goes_on(deferred: moolink.RpcDeferredReturn) -> None:
+    async def goes_on(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         deferred(2)
         await asyncio.sleep(1000)
 

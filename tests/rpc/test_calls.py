@@ -59,7 +59,7 @@ def test_both_sides_call(pair: Pair) -> None:
 def test_a_thousand_handlers_wait_for_calls_of_their_own_process_at_once(pair: Pair) -> None:
     client, server = pair
     begun = itertools.count(1)
-    opened: list[moolink.RpcDeferredReturn] = []
+    opened: list[moolink.rpc.RpcDeferredReturn] = []
     server.define_deferred("gate", opened.append)
     gate = server.async_("server", "gate")  # ends once every handler has begun
 
@@ -254,7 +254,7 @@ def test_a_time_limit_of_calls_is_a_number_of_seconds(pair: Pair, wrong: object)
 
 def test_deferred_replies_from_other_threads(pair: Pair) -> None:
     client, server = pair
-    waiting: list[tuple[moolink.RpcDeferredReturn, int]] = []
+    waiting: list[tuple[moolink.rpc.RpcDeferredReturn, int]] = []
     server.define_deferred("later", lambda deferred, x: waiting.append((deferred, x)))
     futures = [client.async_("server", "later", i) for i in range(3)]
     until(lambda: len(waiting) == 3, "the calls")
@@ -291,7 +291,7 @@ def test_a_dropped_deferred_is_an_error_at_once(pair: Pair) -> None:
 def test_a_deferred_handler_that_raises(pair: Pair) -> None:
     client, server = pair
 
-    def fail(deferred: moolink.RpcDeferredReturn) -> None:
+    def fail(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         raise OSError("disk")
 
     server.define_deferred("fail", fail)

@@ -21,7 +21,7 @@ from tests.waiting import TIMEOUT, until
 
 def test_cancel_callbacks(pair: Pair) -> None:
     client, server = pair
-    calls: list[moolink.RpcDeferredReturn] = []
+    calls: list[moolink.rpc.RpcDeferredReturn] = []
     told: list[str] = []
     server.define_deferred("later", lambda deferred: calls.append(deferred))
     answered, cancelled = client.async_("server", "later"), client.async_("server", "later")
@@ -42,9 +42,9 @@ def test_cancel_callbacks(pair: Pair) -> None:
 def test_cancel_callbacks_beside_replies_of_another_thread(pair: Pair) -> None:
     """The interpreter switches threads, and the engine is busy, as often as can be."""
     client, server = pair
-    calls: queue.SimpleQueue[moolink.RpcDeferredReturn | None] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[moolink.rpc.RpcDeferredReturn | None] = queue.SimpleQueue()
 
-    def later(deferred: moolink.RpcDeferredReturn) -> None:
+    def later(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         calls.put(deferred)
         deferred.add_cancel_callback(lambda: None)
 
@@ -80,7 +80,7 @@ def test_a_cancel_callback_that_raises_harms_nobody(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = pair
-    calls: list[moolink.RpcDeferredReturn] = []
+    calls: list[moolink.rpc.RpcDeferredReturn] = []
     unraisable: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda args: unraisable.append(args.exc_value))
     server.define_deferred("later", lambda deferred: calls.append(deferred))
@@ -96,17 +96,17 @@ def test_a_callback_that_refers_to_its_deferred_is_collected(pair: Pair) -> None
     client, server = pair
 
     class Callback:
-        def __init__(self, deferred: moolink.RpcDeferredReturn) -> None:
+        def __init__(self, deferred: moolink.rpc.RpcDeferredReturn) -> None:
             self.deferred = deferred
 
         def __call__(self) -> None: ...
 
-    def drop(deferred: moolink.RpcDeferredReturn) -> None:
+    def drop(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         callback = Callback(deferred)
         callbacks.append(weakref.ref(callback))
         deferred.add_cancel_callback(callback)
 
-    def reply(deferred: moolink.RpcDeferredReturn) -> None:
+    def reply(deferred: moolink.rpc.RpcDeferredReturn) -> None:
         drop(deferred)
         deferred(1)
 

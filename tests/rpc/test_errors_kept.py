@@ -216,7 +216,7 @@ def test_a_group_futures_result_cannot_be_part_of_itself() -> None:
                 nested.append("returned")
             return results[0]
 
-        future = moolink.GroupFuture([call], finish)
+        future = moolink.group.GroupFuture([call], finish)
         thread = threading.Thread(target=future.result)
         thread.start()
         thread.join()

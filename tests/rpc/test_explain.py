@@ -271,7 +271,7 @@ def test_a_time_out_tells_who_waits_for_whom(pair: Pair, limited: str) -> None:
 
 def test_a_deferred_reply_and_an_abandoned_handler_are_told(pair: Pair) -> None:
     client, server = pair
-    kept: list[moolink.RpcDeferredReturn] = []
+    kept: list[moolink.rpc.RpcDeferredReturn] = []
     server.define_deferred("later", kept.append)
     future = client.async_("server", "later")
     until(lambda: "returned, its reply is deferred" in moolink.dump(), "the handler's return")

@@ -55,7 +55,7 @@ def test_errors_are_raised_every_time(pair: Pair) -> None:
 
 def test_cancel_reaches_the_handler(pair: Pair) -> None:
     client, server = pair
-    calls: list[moolink.RpcDeferredReturn] = []
+    calls: list[moolink.rpc.RpcDeferredReturn] = []
     server.define_deferred("later", lambda deferred: calls.append(deferred))
     future = client.async_("server", "later")
     until(lambda: len(calls) == 1, "the call")

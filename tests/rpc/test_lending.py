@@ -161,11 +161,11 @@ def test_deferred_replies_and_items_of_streams_lend(neighbours: Pair) -> None:
     client, server = neighbours
     arrays, released = [filled(seed=i) for i in range(20)], threading.Semaphore(0)
 
-    def items() -> Iterator[moolink.Lent]:
+    def items() -> Iterator[moolink.rpc.Lent]:
         for array in arrays:
             yield moolink.lend([array], on_release=released.release)
 
-    async def async_items() -> AsyncIterator[moolink.Lent]:
+    async def async_items() -> AsyncIterator[moolink.rpc.Lent]:
         for lent in items():
             yield lent
 

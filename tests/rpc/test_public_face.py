@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import moolink
 from moolink.accumulate import AccumulatorBase
 from moolink.accumulate.options import AccumulatorOptions
+from moolink.env_pool import EnvPool
 from tests.env_pool import pool_environments as environments
 from tests.numpy_accumulator import NumpyAccumulator
 from tests.waiting import TIMEOUT, until
@@ -32,7 +34,7 @@ def test_types_that_only_the_core_or_a_submodule_had() -> None:
     assert issubclass(moolink.StateError, moolink.Error)
     assert moolink.torch.TrainingStep.__doc__
     with moolink.Rpc("peer") as rpc:
-        assert rpc.stats().keys() == moolink.RpcStats.__annotations__.keys()
+        assert rpc.stats().keys() == moolink.reports.RpcStats.__annotations__.keys()
 
 
 def test_what_is_internal_is_not_offered() -> None:
@@ -40,12 +42,32 @@ def test_what_is_internal_is_not_offered() -> None:
     with moolink.Rpc("peer") as rpc, moolink.Group(rpc, "group") as group:
         assert not hasattr(group, "core")
     with pytest.raises(TypeError, match=r"use EnvPool\.step"):
-        moolink.EnvStepper()
+        moolink.env_pool.EnvStepper()
+
+
+def test_the_module_has_the_names_that_most_programs_need() -> None:
+    assert len(moolink.__all__) <= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Queue", ": it is moolink.rpc.Queue"),
+        ("EnvPool", ": it is moolink.env_pool.EnvPool"),
+        ("PeerInfo", ": it is moolink.reports.PeerInfo"),
+        ("Brokr", ": did you mean 'Broker'?"),
+        ("_Broker", ""),
+    ],
+)
+def test_a_name_that_is_elsewhere_is_found(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}{meant}") + "$"):
+        getattr(moolink, name)
 
 
 def test_public_classes_of_the_core_bear_the_name_of_the_package() -> None:
-    for kind in (moolink.Future, moolink.Lent, moolink.RpcDeferredReturn, moolink.Stream):
-        assert kind.__module__ == "moolink"
+    assert moolink.Future.__module__ == "moolink"
+    for kind in (moolink.rpc.Lent, moolink.rpc.RpcDeferredReturn, moolink.rpc.Stream):
+        assert kind.__module__ == "moolink.rpc"
 
 
 # --- repr
@@ -53,7 +75,7 @@ def test_public_classes_of_the_core_bear_the_name_of_the_package() -> None:
 
 def test_repr_of_peers_and_calls() -> None:
     with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=TIMEOUT) as client:
-        deferred: list[moolink.RpcDeferredReturn] = []
+        deferred: list[moolink.rpc.RpcDeferredReturn] = []
         server.define_deferred("later", lambda reply: deferred.append(reply))
         address = server.listen("127.0.0.1:0")[0]
         assert repr(server) == f"<moolink.Rpc 'server' at {address}, connected to 0 peers>"
@@ -61,7 +83,7 @@ def test_repr_of_peers_and_calls() -> None:
         future = client.async_("server", "later")
         until(lambda: bool(deferred), "the call")
         assert repr(future) == "<moolink.Future of call of 'later' at peer 'server', pending>"
-        assert repr(deferred[0]) == "<moolink.RpcDeferredReturn of 'later', pending>"
+        assert repr(deferred[0]) == "<moolink.rpc.RpcDeferredReturn of 'later', pending>"
         deferred[0](1)
         assert future.result() == 1
         assert repr(future).endswith(", done>")
@@ -96,12 +118,12 @@ def test_repr_of_groups_and_accumulators() -> None:
 
 
 def test_repr_of_the_data_plane() -> None:
-    with moolink.EnvPool(environments.Counter, 2, 4, 3) as pool:
-        assert repr(pool) == "<moolink.EnvPool of 3 x 4 environments in 2 processes, open>"
+    with moolink.env_pool.EnvPool(environments.Counter, 2, 4, 3) as pool:
+        assert repr(pool) == "<moolink.env_pool.EnvPool of 3 x 4 environments in 2 processes, open>"
     assert repr(pool).endswith(", closed>")
-    queue = moolink.Queue(max_size=5)
+    queue = moolink.rpc.Queue(max_size=5)
     queue.enqueue(1)
-    assert repr(queue) == "<moolink.Queue, 1 of at most 5 waiting>"
+    assert repr(queue) == "<moolink.rpc.Queue, 1 of at most 5 waiting>"
     queue.close()
     assert repr(queue).endswith(", closed>")
     batcher = moolink.Batcher(3)
@@ -129,11 +151,11 @@ def test_repr_in_a_forked_child() -> None:
         (lambda: moolink.Rpc(time_out=1), "'time_out': did you mean 'timeout'"),
         (lambda: moolink.Broker(frist=True), "Broker has no .* did you mean 'first'"),
         (lambda: moolink.Group(nam="a"), "Group has no .* did you mean 'name'"),
-        (lambda: moolink.Queue(maxsize=1), "Queue has no .* did you mean 'max_size'"),
+        (lambda: moolink.rpc.Queue(maxsize=1), "Queue has no .* did you mean 'max_size'"),
         (lambda: moolink.Replay([], sed=1), "Replay has no .* did you mean 'seed'"),
         (lambda: moolink.Batcher(1, max_batch=1), "did you mean 'max_batches'"),
         (
-            lambda: moolink.EnvPool(environments.Counter, 1, 1, on_crsh="raise"),
+            lambda: moolink.env_pool.EnvPool(environments.Counter, 1, 1, on_crsh="raise"),
             "EnvPool has no .* did you mean 'on_crash'",
         ),
     ],
@@ -146,10 +168,13 @@ def test_an_unknown_keyword_names_the_known_ones(make: Callable[[], Any], messag
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda rpc: moolink.Queue(max_size=1.5), r"max_size must be an integer, got 1\.5"),
+        (lambda rpc: moolink.rpc.Queue(max_size=1.5), r"max_size must be an integer, got 1\.5"),
         (lambda rpc: moolink.Batcher("3"), "size must be an integer, got '3'"),
         (lambda rpc: moolink.Batcher(3, dim=None), "dim must be an integer, got None"),
-        (lambda rpc: moolink.EnvPool(environments.Counter, 1, 2.5), "batch_size must be an int"),
+        (
+            lambda rpc: EnvPool(environments.Counter, 1, 2.5),
+            "batch_size must be an int",
+        ),
         (lambda rpc: moolink.VectorEnv(environments.Counter, 2.5), "num_envs must be an integer"),
         (lambda rpc: moolink.VectorEnv("Counter"), "create_env must be callable, or several"),
         (lambda rpc: moolink.Publisher(rpc, "w", keep=None), "keep must be an integer, got None"),
@@ -255,8 +280,8 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: moolink.Publisher("policy", rpc),
         lambda rpc: moolink.Publisher(rpc, 3),
         lambda rpc: moolink.Subscriber(rpc, "policy", 3),
-        lambda rpc: moolink.ShardedSubscriber("policy", rpc, ["peer"]),
-        lambda rpc: moolink.ParameterServer(rpc, "policy", 1.0, "update"),
+        lambda rpc: moolink.weights.ShardedSubscriber("policy", rpc, ["peer"]),
+        lambda rpc: moolink.weights.ParameterServer(rpc, "policy", 1.0, "update"),
         lambda rpc: moolink.ReplayServer(rpc, "replay"),
         lambda rpc: moolink.ReplayClient("replay", server="p"),
         lambda rpc: moolink.ReplayClient(rpc, "replay"),
@@ -275,7 +300,7 @@ def test_options_of_accumulators_are_those_that_the_base_takes() -> None:
         lambda rpc: rpc.async_("peer"),
         lambda rpc: rpc.async_many("peer", "function"),
         lambda rpc: rpc.set_timeout("a minute"),
-        lambda rpc: moolink.Lent(),
+        lambda rpc: moolink.rpc.Lent(),
         lambda rpc: moolink.Future(),
     ],
     ids=range(38),

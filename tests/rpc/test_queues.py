@@ -32,7 +32,7 @@ def joined(thread: threading.Thread) -> None:
 
 
 def test_items_come_out_in_order() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     assert queue.empty()
     for i in range(5):
         queue.enqueue(i)
@@ -42,7 +42,7 @@ def test_items_come_out_in_order() -> None:
 
 
 def test_get_waits_and_gives_up() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     for timeout in (0, 0.01):
         with pytest.raises(moolink.TimeoutError, match="no item"):
             queue.get(timeout)
@@ -55,7 +55,7 @@ def test_get_waits_and_gives_up() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    queue = moolink.Queue(max_size=2)
+    queue = moolink.rpc.Queue(max_size=2)
     queue.enqueue(1)
     queue.enqueue(2)
     with pytest.raises(moolink.QueueFull, match="max_size=2"):
@@ -63,11 +63,11 @@ def test_a_full_queue_refuses() -> None:
     assert queue.get() == 1
     queue.enqueue(3)
     with pytest.raises(ValueError, match="at least 1"):
-        moolink.Queue(max_size=0)
+        moolink.rpc.Queue(max_size=0)
 
 
 def test_a_closed_queue_is_emptied_first() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     queue.enqueue(1)
     queue.close()
     queue.close()
@@ -80,7 +80,7 @@ def test_a_closed_queue_is_emptied_first() -> None:
 
 
 def test_close_wakes_all_who_wait() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     outcomes: list[str] = []
 
     def blocking() -> None:
@@ -111,7 +111,7 @@ def test_close_wakes_all_who_wait() -> None:
 
 
 def test_every_item_goes_to_one_of_many_takers() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     taken: list[int] = []
 
     async def tasks() -> None:
@@ -140,7 +140,7 @@ def test_every_item_goes_to_one_of_many_takers() -> None:
 
 
 def test_a_cancelled_awaiter_eats_no_item() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
 
     async def main() -> None:
         async def take() -> object:
@@ -164,7 +164,7 @@ def test_a_cancelled_awaiter_eats_no_item() -> None:
 
 
 def test_waiters_of_a_loop_that_was_closed_harm_nobody() -> None:
-    queue = moolink.Queue()
+    queue = moolink.rpc.Queue()
     loop = asyncio.new_event_loop()
     gone = asyncio.ensure_future(queue, loop=loop)
     loop.run_until_complete(asyncio.sleep(0))
@@ -183,7 +183,7 @@ def test_ctrl_c_ends_a_blocking_get(start: Start) -> None:
     child = start(
         """
         import moolink
-        queue = moolink.Queue()
+        queue = moolink.rpc.Queue()
         print("ready", flush=True)
         try:
             queue.get()
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_a_blocking_get(start: Start) -> None:
 # --- of calls
 
 
-def serve(queue: moolink.Queue) -> threading.Thread:
+def serve(queue: moolink.rpc.Queue) -> threading.Thread:
     """Answers each call with its arguments, until the queue is closed."""
 
     def loop() -> None:
@@ -284,7 +284,7 @@ def test_a_batch_can_be_refused(pair: Pair) -> None:
 
 
 def test_queues_and_batchers_close_themselves() -> None:
-    with moolink.Queue() as queue, moolink.Batcher(1) as batcher:
+    with moolink.rpc.Queue() as queue, moolink.Batcher(1) as batcher:
         queue.enqueue(1)
         batcher.stack(np.zeros(1))
     for closed in (lambda: queue.enqueue(2), lambda: batcher.stack(np.zeros(1))):
@@ -394,7 +394,7 @@ def test_a_handler_that_waits_in_a_queue_lends_its_slot(start: Start) -> None:
         moolink.set_max_threads(1)
         with moolink.Rpc("server") as server, moolink.Rpc("client", timeout=20) as client:
             client.connect(server.listen("127.0.0.1:0")[0])
-            queue = moolink.Queue()
+            queue = moolink.rpc.Queue()
             server.define("take", queue.get)
             server.define("put", queue.enqueue)
             taken = client.async_("server", "take")

@@ -350,7 +350,7 @@ class Serving:
         self._replay = enter(moolink.Replay([Table("empty", 1), _full()]))
         enter(moolink.ReplayServer(rpc, self._replay))
 
-    def _model(self, batch: moolink.InferenceBatch) -> Any:
+    def _model(self, batch: moolink.inference.InferenceBatch) -> Any:
         self._go.wait(TIMEOUT)
         return batch.inputs
 
@@ -389,7 +389,7 @@ def _subscribe(rpc: moolink.Rpc, server: str) -> None:
 
 
 def _subscribe_to_parts(rpc: moolink.Rpc, server: str) -> None:
-    with moolink.ShardedSubscriber(rpc, "weights", [server]) as weights:
+    with moolink.weights.ShardedSubscriber(rpc, "weights", [server]) as weights:
         weights.wait()
 
 

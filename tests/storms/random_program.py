@@ -112,7 +112,7 @@ def need(it: Any) -> Any:
 def make_rpc(program: Program, chance: random.Random) -> moolink.Rpc:
     transports = chance.choice([["shm", "tcp"], ["tcp"]])
     rpc = moolink.Rpc(f"p{next(step)}", transports=transports, timeout=CALL_LIMIT)
-    waiting: list[moolink.RpcDeferredReturn] = []
+    waiting: list[moolink.rpc.RpcDeferredReturn] = []
 
     def relay(name: str, value: Any) -> Any:
         return rpc.sync(name, "echo", value)
@@ -194,13 +194,13 @@ def make_future(program: Program, chance: random.Random) -> moolink.Future:
     return rpc.async_(need(program.some(chance, "rpc")).get_name(), "echo", chance.random())
 
 
-def make_queue(program: Program, chance: random.Random) -> moolink.Queue:
+def make_queue(program: Program, chance: random.Random) -> moolink.rpc.Queue:
     if chance.random() < 0.3:
-        return moolink.Queue(max_size=2)
+        return moolink.rpc.Queue(max_size=2)
     return need(program.some(chance, "rpc")).define_queue("queue", max_size=3)
 
 
-def use_queue(program: Program, chance: random.Random, queue: moolink.Queue) -> None:
+def use_queue(program: Program, chance: random.Random, queue: moolink.rpc.Queue) -> None:
     caller, owner = program.some(chance, "rpc"), program.some(chance, "rpc")
     if caller is not None and owner is not None:
         program.keep("future", caller.async_(owner.get_name(), "queue", 1))
@@ -322,7 +322,7 @@ def use_envs(program: Program, chance: random.Random, envs: moolink.VectorEnv) -
 
 
 def make_server(program: Program, chance: random.Random) -> moolink.InferenceServer:
-    def model(batch: moolink.InferenceBatch) -> Any:
+    def model(batch: moolink.inference.InferenceBatch) -> Any:
         return {"y": batch.inputs["x"] + 1}
 
     return moolink.InferenceServer(need(program.some(chance, "rpc")), "policy", model)

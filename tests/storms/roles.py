@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import moolink
-from moolink import Shard
 from moolink.replay import Table
+from moolink.weights import Shard, ShardedSubscriber, Weights
 from moolink.weights import subscriber as subscribers
 
 FAR_SIZE = 600_000  # float64 of a published tree: five chunks
@@ -100,7 +100,7 @@ def publisher(life: Life) -> None:
         life.rest(0.1)
 
 
-def newer(one: moolink.Subscriber | moolink.ShardedSubscriber, version: int) -> moolink.Weights:
+def newer(one: moolink.Subscriber | ShardedSubscriber, version: int) -> Weights:
     """Waits for a version above `version`; the current version never goes below it."""
     while True:
         with contextlib.suppress(moolink.TimeoutError):
@@ -156,7 +156,7 @@ def rank(life: Life, index: int) -> None:
 def sharded_subscriber(life: Life) -> None:
     """Checks each version of rows from all ranks."""
     names = [f"rank-{index}" for index in range(RANKS)]
-    one = moolink.ShardedSubscriber(
+    one = ShardedSubscriber(
         life.peer(), "sharded", names, lambda path, shape: (slice(5, 57),) if shape else None
     )
     version = -1
@@ -178,7 +178,7 @@ def count_up(parameters: Any, pushed: Any) -> Any:
 def parameter_server(life: Life) -> None:
     """Serves until it is killed. The next life begins at version 0."""
     tree = {"w": np.zeros(1000), "at": 0.0}
-    moolink.ParameterServer(life.peer(), "p", tree, count_up, max_staleness=50)
+    moolink.weights.ParameterServer(life.peer(), "p", tree, count_up, max_staleness=50)
     threading.Event().wait()
 
 
@@ -186,13 +186,13 @@ def parameter_client(life: Life) -> None:
     """Pushes ones: each parameter equals the version. Makes a new client after an error."""
     rpc = life.peer()
     while True:
-        client = moolink.ParameterClient(rpc, "p", "parameter-server")
+        client = moolink.weights.ParameterClient(rpc, "p", "parameter-server")
         with client, contextlib.suppress(moolink.Error):
             push_and_pull(life, client)
         life.rest(0.1)
 
 
-def push_and_pull(life: Life, client: moolink.ParameterClient) -> None:
+def push_and_pull(life: Life, client: moolink.weights.ParameterClient) -> None:
     """Pushes and pulls until the server is lost or a push is not applied."""
     version = -1
     made: int | None = 0

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moolink
-from moolink import Shard
-from moolink.weights import names
+from moolink.weights import ParameterServer, Shard, names
 from moolink.weights.blob import CHUNK
 from tests.hostile import HUGE, refused, values
 from tests.property import examples
@@ -38,10 +37,10 @@ class Served:
         self.count = 0
         self.publish()
         self.subscriber = moolink.Subscriber(self.actor, "w", "server")
-        self.sharded = moolink.ShardedSubscriber(self.actor, "w", ["server"])
+        self.sharded = moolink.weights.ShardedSubscriber(self.actor, "w", ["server"])
         tree = {"w": np.zeros(2)}
-        self.parameters = moolink.ParameterServer(self.server, "p", tree, descend, like=PUSH)
-        self.client = moolink.ParameterClient(self.actor, "p", "server")
+        self.parameters = ParameterServer(self.server, "p", tree, descend, like=PUSH)
+        self.client = moolink.weights.ParameterClient(self.actor, "p", "server")
         self.works()
 
     def publish(self) -> None:
@@ -270,7 +269,7 @@ def test_a_wrong_argument_to_a_parameter_server_is_named(
 def test_functions_of_what_is_closed_are_not_there(served: Served) -> None:
     moolink.Publisher(served.server, "closed").close()
     moolink.Subscriber(served.actor, "closed", "server").close()
-    moolink.ParameterServer(served.server, "closed", PUSH, descend).close()
+    ParameterServer(served.server, "closed", PUSH, descend).close()
     functions = [("server", one) for one in (*names.OF_PUBLISHER, names.PUSH)]
     for peer, function in [*functions, ("actor", names.COPY), ("actor", names.COPY_CHUNK)]:
         with pytest.raises(moolink.NoSuchFunction):

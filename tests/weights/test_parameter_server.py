@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import moolink
-from moolink import ParameterClient, ParameterServer
+from moolink.weights import ParameterClient, ParameterServer
 
 LONG = 60.0
 

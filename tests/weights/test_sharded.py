@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moolink
-from moolink import Publisher, Shard, ShardedSubscriber
-from moolink.weights import agreement, names, sharded_subscriber, shards
+from moolink import Publisher
+from moolink.weights import Shard, ShardedSubscriber, agreement, names, sharded_subscriber, shards
 from tests import waiting
 
 LONG = 60.0

@@ -9,38 +9,23 @@ method does not keep its Rpc alive; an EnvPool forks this process.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from moolink import (
-    Error,
-    Queue,
-    RpcDeferredReturn,
-    RpcError,
-    __version__,
-    create_uid,
-    set_logging,
-    set_max_threads,
-)
+from moolink import Error, __version__, set_logging, set_max_threads
+from moolink._core import create_uid
 from moolink.compat.moolib.arguments import set_log_level
 from moolink.compat.moolib.futures import Future
 from moolink.compat.moolib.groups import AllReduce, Broker, Group
 from moolink.compat.moolib.rpc import Rpc
+from moolink.internal.lazy import lazy
+from moolink.rpc import Queue, RpcDeferredReturn
 
 if TYPE_CHECKING:
     from moolink.compat.moolib.accumulator import Accumulator
     from moolink.compat.moolib.batcher import Batcher
     from moolink.compat.moolib.env_pool import EnvPool, EnvRunner, EnvStepper, EnvStepperFuture
 
-# These import torch, numpy or the environments' machinery: loaded at first use.
-_HOME = {
-    "Accumulator": "accumulator",
-    "Batcher": "batcher",
-    "EnvPool": "env_pool",
-    "EnvRunner": "env_pool",
-    "EnvStepper": "env_pool",
-    "EnvStepperFuture": "env_pool",
-}
+RpcError = Error
 
 __all__ = [
     "Accumulator",
@@ -65,15 +50,15 @@ __all__ = [
     "set_max_threads",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+# These import torch, numpy or the environments' machinery.
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Accumulator": "moolink.compat.moolib.accumulator",
+        "Batcher": "moolink.compat.moolib.batcher",
+        "EnvPool": "moolink.compat.moolib.env_pool",
+        "EnvRunner": "moolink.compat.moolib.env_pool",
+        "EnvStepper": "moolink.compat.moolib.env_pool",
+        "EnvStepperFuture": "moolink.compat.moolib.env_pool",
+    },
+)

@@ -15,12 +15,12 @@ __all__ = ["EnvPool", "EnvRunner", "EnvStepper", "EnvStepperFuture"]
 
 
 @with_runtime_errors("__init__", "step")
-class EnvPool(moolink.EnvPool):
-    """Environments in worker processes, as :class:`moolink.EnvPool`.
+class EnvPool(moolink.env_pool.EnvPool):
+    """Environments in worker processes, as :class:`moolink.env_pool.EnvPool`.
 
     Args:
-        start: as of moolink.EnvPool; None: "fork" if this process can be forked, else "program".
-        others: as of moolink.EnvPool.
+        start: as of moolink's; None: "fork" if this process can be forked, else "program".
+        others: as of moolink's.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ from moolink.internal.exceptions import copied
 _LEAST_TIMEOUT = 1.0  # seconds: moolink notices a death at once, and other silence not earlier
 
 
-class AllReduce(moolink.GroupFuture):
-    """The future of a reduction, as :class:`moolink.GroupFuture`."""
+class AllReduce(moolink.group.GroupFuture):
+    """The future of a reduction, as :class:`moolink.group.GroupFuture`."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Waits in an event loop, which always gets a turn: programs of moolib try again at once
@@ -59,8 +59,21 @@ class Group(moolink.Group):
         """Sets how long a peer may be silent, at least 1 s."""
         super().set_timeout(max(seconds, _LEAST_TIMEOUT))
 
-    def all_reduce(self, name: str, data: Any, op: Any = None, **options: Any) -> AllReduce:
-        """Combines ``data`` of all members; see :meth:`moolink.Group.all_reduce`."""
+    def sync_id(self) -> int:
+        """The number of the view, as :meth:`moolink.Group.epoch`."""
+        return self.epoch()
+
+    def all_reduce(
+        self,
+        name: str,
+        data: Any,
+        op: Any = None,
+        *,
+        num_trees: int | None = None,
+        **options: Any,
+    ) -> AllReduce:
+        """Combines ``data`` of all members; see :meth:`moolink.Group.all_reduce`. ``num_trees`` has
+        no effect."""
         try:
             made = super().all_reduce(name, data, op, **options)
         except Error as error:  # As in moolib, it is the future's: such as one of another epoch.
@@ -79,3 +92,6 @@ class Broker(moolink.Broker):
         self, rpc: moolink.Rpc | None = None, *, first: bool = True, **options: Any
     ) -> None:
         super().__init__(rpc, first=first, **options)
+
+    def update(self) -> None:
+        """Does nothing: a broker of moolink needs no calls."""

@@ -121,6 +121,13 @@ class Rpc(moolink.Rpc):
         """Like define; `function` gets the way back of the call as its first argument."""
         super().define_deferred(name, without_circle(self, function), *args, **options)
 
+    def debug_info(self) -> None:
+        """Prints stats, addresses and peers."""
+        print(f"Rpc {self.get_name()!r} at {', '.join(self.addresses()) or 'no address'}")
+        print("  " + ", ".join(f"{key} {value}" for key, value in self.stats().items()))
+        for peer in self.peers():
+            print("  peer " + ", ".join(f"{key} {value}" for key, value in peer.items()))
+
     def _batch_rules(self, dynamic: bool) -> BatchRules:
         from moolink.rpc.batch_replies import BatchRules
 
