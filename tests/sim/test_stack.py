@@ -224,9 +224,6 @@ RARE = {
     "skip_duplicate_removal": 84,
 }
 
-# A job gets over it in nearly every life; tests/cpp/rpc/node_test.cc shows it.
-IN_UNIT_TESTS = {"services_by_name"}
-
 
 def reseeded(scenario: str) -> Iterator[str]:
     """The scenario, and the same with the next seeds: a change of the code moves every delay."""
@@ -245,7 +242,7 @@ def test_every_mutant_is_caught(simulation: Any) -> None:
     assert len(stack.mutants()) >= 30
     for mutant, scenario in MADE_FOR.items():
         assert any(shows(stack, mutant, life) for life in reseeded(scenario)), mutant
-    assert stack.survivors(300, besides={*MADE_FOR, *IN_UNIT_TESTS}, **RARE) == []
+    assert stack.survivors(300, besides=MADE_FOR, **RARE) == []
 
 
 @examples(200)

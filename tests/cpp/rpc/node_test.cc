@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/mutant.h"
 #include "check.h"
 #include "rpc/joined.h"
 
@@ -391,11 +390,6 @@ std::pair<int, int> send_to_another_instance() {
 
 TEST("a service message for one instance does not reach another one of its name") {
   CHECK(send_to_another_instance() == std::pair(0, 1));
-#ifdef MOOLINK_MUTANTS
-  active_mutant = "services_by_name";
-  CHECK(send_to_another_instance() == std::pair(1, 0));
-  active_mutant = {};
-#endif
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> mutants = {
+      "services_by_name",       "undelivered_in_silence",
       "complete_twice",         "cancel_is_local",
       "run_expired_call",       "accept_duplicate_name",
       "give_name_away_at_once", "first_refusal_is_final",

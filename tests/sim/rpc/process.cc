@@ -208,6 +208,15 @@ void Process::send_service(const std::string& to) {
   }
 }
 
+// Its number is none that anybody waits for.
+void Process::send_service_to_ended(const Uid& other, const std::string& name_of_successor) {
+  const MutableBuffer bytes = HeapAllocator().allocate(8);
+  std::memset(bytes.data(), 0, bytes.size());
+  node_.send_service_to(world_->simulation.now(), other, name_of_successor, rpc::Service::group,
+                        {bytes, {}});
+  act();
+}
+
 void Process::close() {
   if (!alive_) return;
   node_.close(world_->simulation.now());

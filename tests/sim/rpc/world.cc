@@ -70,7 +70,9 @@ std::uint64_t World::run() {
   for (int number = 0; number < settings.peers; ++number) process(number).close();
   simulation.run_until(end_of_faults_ + seconds(50));
   check_at_end();
-  return simulation.trace.hash();
+  const std::uint64_t hash = simulation.trace.hash();
+  check_successor();
+  return hash;
 }
 
 void World::start(int number) {
@@ -444,6 +446,17 @@ void World::check_at_end() {
   }
   require(!settings.mild || imposter != nullptr || lending.all_back([](auto) { return true; }),
           "memory was lent and did not come back");
+}
+
+// A message for an instance that has ended does not reach the one that bears its name now.
+void World::check_successor() {
+  const Uid ended = process(0).instance;
+  start(0);
+  start(1);
+  simulation.run_until(simulation.now() + seconds(3));
+  process(1).send_service_to_ended(ended, process(0).name);
+  simulation.run_until(simulation.now() + seconds(5));
+  require(process(1).undelivered() == 1, "nobody was told of a message to an instance that ended");
 }
 
 }  // namespace moolink::sim

@@ -105,6 +105,8 @@ class Process final : public Endpoint {
   void call(CallRecord& record, Duration timeout);
   void cancel(CallRecord& record);
   void send_service(const std::string& to);
+  void send_service_to_ended(const Uid& other, const std::string& name_of_successor);
+  int undelivered() const { return undelivered_; }
   void close();
   void die(bool host_gone);
   bool alive() const { return alive_; }
@@ -157,7 +159,7 @@ class Process final : public Endpoint {
   void perform(rpc::PeerDown& action);
   void hear(ConnectionId connection);
   bool name_may_be_taken(const rpc::PeerDown& action) const;
-  void perform(rpc::Undelivered&) {}
+  void perform(rpc::Undelivered&) { ++undelivered_; }
   void perform(rpc::Refused& action);
   void perform(rpc::Log& action);
   void perform(rpc::Closed&);
@@ -187,6 +189,7 @@ class Process final : public Endpoint {
   std::map<Uid, std::string> up_;
   std::map<Uid, Time> up_since_;
   std::map<Uid, Services> services_;  // with each instance
+  int undelivered_ = 0;               // service messages
   std::map<int, Time> heard_;         // by number, but for greetings
   std::set<std::string> claimed_;     // see claimed_by_outsider()
   std::map<std::tuple<Uid, std::uint16_t, std::string>, std::uint64_t> lane_order_;
@@ -248,6 +251,7 @@ class World {
   void probe();
   void check_calls() const;
   void check_at_end();
+  void check_successor();
 
   std::vector<std::vector<std::unique_ptr<Process>>> processes_;
   std::unique_ptr<Process> imposter_;

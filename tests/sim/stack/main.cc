@@ -37,8 +37,7 @@ const std::vector<std::string> kMutants = {
     "run_expired_call",
     "send_again_after_loss",
     "no_redial",
-    "services_by_name",        // a successor gets the message: node_test.cc catches it
-    "undelivered_in_silence",  // only here: drops a message without Undelivered
+    "undelivered_in_silence",  // drops a message without Undelivered
     // group
     "broker_reuses_epoch",
     "broker_forgets_on_restart_issues_low_epoch",
