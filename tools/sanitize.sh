@@ -9,7 +9,7 @@ bin=build/venv/bin
 compiler=$(command -v clang++ || command -v g++)
 $bin/cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/$bin/ninja" \
   -DCMAKE_CXX_COMPILER="$compiler" -DMOOLINK_TESTS=ON -DMOOLINK_DEVELOPMENT=ON \
-  -DMOOLINK_PYTHON=OFF -DMOOLINK_SANITIZE="$kind"
+  -DPython_EXECUTABLE="$PWD/$bin/python" -DMOOLINK_PYTHON=OFF -DMOOLINK_SANITIZE="$kind"
 $bin/ninja -C "$build" --quiet
 $bin/ctest --test-dir "$build" --output-on-failure --timeout 600
 for simulator in "$build"/tests/sim/sim_*; do
