@@ -1,17 +1,15 @@
-// Calls of this side, and handlers that run here for others.
+#include "rpc/calls.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/format.h"
 #include "base/mutant.h"
-#include "rpc/node.h"
+#include "rpc/messages.h"
 
 namespace moolink::rpc {
 
 namespace {
-
-constexpr std::size_t kEarlyCancels = 1024;  // remembered for one peer
 
 Error call_error(ErrorCode code, std::string message, const Call& call, Ran ran) {
   return {.code = code,
@@ -28,104 +26,53 @@ Ran may_have_run(const Call& call) {
 
 }  // namespace
 
-CallId Node::call(Time now, const std::string& peer, const std::string& function,
-                  wire::Payload arguments, Duration timeout, std::uint16_t lane,
-                  std::uint64_t credit) {
+Call& Calls::add(Time now, const std::string& peer, const std::string& function,
+                 wire::Payload arguments, Duration timeout, std::uint16_t lane,
+                 std::uint64_t credit) {
   if (credit > kMostCredit) {
     throw Exception(ErrorCode::invalid_argument,
                     "a stream of more than " + std::to_string(kMostCredit) + " items at once");
   }
-  const CallId id = ++last_call_;
-  Call& call = calls_[id];
+  Call& call = calls_[++last_];
+  call.id = last_;
   call.receiver = PeerName::of(peer);
   call.function = function;
   call.arguments = std::move(arguments);
   call.lane = lane == 0 ? 0 : static_cast<std::uint16_t>(1 + (lane - 1) % (kServiceLanes - 1));
   call.started = now;
   if (timeout >= Duration(0) && timeout < kNever - now) call.deadline = now + timeout;
-  if (credit > 0) call.stream = ItemsIn{credit, 0, 0, timeout, {}, {}, 0};
-  guard([&] { begin_call(now, id, call); },
-        [&](const Error& error) {
-          if (!calls_.contains(id)) return;
-          if (call.state == Call::State::local) stop_running({config_.instance, id}, true);
-          complete(id, call_error(error.code, error.message, call, may_have_run(call)));
-        });
-  settle(now);
-  return id;
+  if (credit > 0) call.stream = Call::Items{credit, 0, 0, timeout, {}, {}, 0};
+  return call;
 }
 
-void Node::begin_call(Time now, CallId id, Call& call) {
-  if (closing_) {
-    complete(
-        id, call_error(ErrorCode::closed, "peer '" + config_.name + "' was closed", call, Ran::no));
-    return;
-  }
-  timers_.push({call.deadline, Timer::Kind::call, id, {}});
-  const PeerName& of = call.receiver;
-  if (means_this(of)) {
-    run_locally(id, call);
-  } else if (Peer* peer = receiver_of(of)) {
-    dispatch(now, *peer, id, call);
-  } else {
-    const bool is_new = !searches_.contains(of);
-    Search& search = search_for(now, of);
-    if (is_new) ask_all_peers(now, search);
-    if (search.calls.size() >= config_.max_waiting_calls) {
-      complete(id, call_error(ErrorCode::queue_full,
-                              "too many calls wait for peer '" + call.receiver.text() + "', " +
-                                  why_unreached(of),
-                              call, Ran::no));
-      return;
-    }
-    search.calls.push_back(id);
-    if (search.calls.size() == 1) resume_calls(now, search);
-  }
-}
-
-void Node::run_locally(CallId id, Call& call) {
+void Calls::run_here(Call& call) {
   call.state = Call::State::local;
-  call.instance = config_.instance;
-  if (!functions_.contains(call.function)) {
-    complete(id, call_error(ErrorCode::no_such_function,
-                            "peer '" + config_.name + "' has no function '" + call.function + "'",
-                            call, Ran::no));
+  call.instance = shared_.config.instance;
+  if (!handlers_.defines(call.function)) {
+    const std::string& name = shared_.config.name;
+    complete(call.id, call_error(ErrorCode::no_such_function,
+                                 "peer '" + name + "' has no function '" + call.function + "'",
+                                 call, Ran::no));
     return;
   }
-  const CallKey key{config_.instance, id};
-  Running& running = running_[key];
-  running.bytes = call.arguments.bytes();
-  if (call.stream) {
-    call.stream->told = call.stream->allowed;
-    running.stream = ItemsOut{call.stream->allowed, 0};
-  } else {
-    running.deadline = call.deadline;
-    timers_.push({call.deadline, Timer::Kind::handler, id, config_.instance});
-  }
-  actions_.push_back(RunHandler{key,
-                                config_.name,
-                                call.function,
-                                std::move(call.arguments),
-                                running.deadline,
-                                call.stream ? call.stream->allowed : 0,
-                                {}});
+  if (call.stream) call.stream->told = call.stream->allowed;
+  handlers_.run_here(call.id, call.function, std::move(call.arguments), call.deadline,
+                     call.stream ? call.stream->allowed : 0);
 }
 
-// Sends the call, or queues it behind those that the session's window has refused. A large call
-// does not delay small ones of other lanes, but it delays other large ones, which could take all
-// the room.
-void Node::dispatch(Time now, Peer& peer, CallId id, Call& call) {
+void Calls::dispatch(Time now, Peer& peer, Call& call) {
+  const CallId id = call.id;
   call.state = Call::State::waiting;
   call.instance = peer.instance;
   const bool small = call.arguments.bytes() <= session::kInlineBytes;
   const bool must_wait = (!small && !peer.backlog.empty()) ||
                          (peer.backlog_lanes.must_wait(call.lane) && !mutant("overtake_in_lane"));
-  if (!must_wait && transmit_call(now, peer, id, call)) return;
-  if (!calls_.contains(id)) return;  // it was over the limits
-  if (peer.backlog.size() >= config_.max_waiting_calls) {
-    complete(id, call_error(ErrorCode::queue_full,
-                            "too many calls wait for peer '" + call.receiver.text() +
-                                "': it does not keep up; wait for replies before calling again",
-                            call, Ran::no));
+  if (!must_wait && transmit(now, peer, call)) return;
+  if (!contains(id)) return;  // it was over the limits
+  if (peer.backlog.size() >= shared_.config.max_waiting_calls) {
+    fail(id, ErrorCode::queue_full,
+         "too many calls wait for peer '" + call.receiver.text() +
+             "': it does not keep up; wait for replies before calling again");
     return;
   }
   peer.backlog.push_back({id, call.lane});
@@ -133,7 +80,7 @@ void Node::dispatch(Time now, Peer& peer, CallId id, Call& call) {
 }
 
 // False: the window is full, or the call has ended in an error.
-bool Node::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
+bool Calls::transmit(Time now, Peer& peer, Call& call) {
   const std::size_t bytes = call.arguments.bytes() + call.function.size() + 16;
   const std::size_t parts = call.arguments.parts.size() + 1;  // the user's body is one then
   if (!peer.session.accepts(bytes, parts, true)) {
@@ -146,27 +93,63 @@ bool Node::transmit_call(Time now, Peer& peer, CallId id, Call& call) {
   message.held = true;
   // Only the caller counts the time of a stream, from item to item.
   if (!call.stream) message.deadline = call.deadline;
-  message.cookie = id;
+  message.cookie = call.id;
   const std::uint64_t credit = call.stream ? call.stream->allowed : 0;
   const auto make = [&] {
-    message.payload = with_head(CallHead{id, call.function, credit}, std::move(call.arguments));
-    session::check(message, config_.limits);
+    message.payload =
+        with_head(CallHead{call.id, call.function, credit}, std::move(call.arguments));
+    session::check(message, shared_.config.limits);
   };
-  const bool made = guard(make, [&](const Error& refused) {
-    complete(id, call_error(refused.code, refused.message, call, Ran::no));
-  });
-  if (!made) return false;
+  if (!guard(make, [&](const Error& refused) { fail(call.id, refused.code, refused.message); })) {
+    return false;
+  }
   // From here on it ends with the session, if that breaks.
   call.state = Call::State::sent;
   if (call.stream) call.stream->told = credit;
-  guarded(peer, [&] {
-    touch(peer);
+  peers_.guarded(peer, [&] {
+    peers_.touch(peer);
     peer.session.send(now, std::move(message));
   });
   return true;
 }
 
-void Node::complete(CallId id, Reply result) {
+void Calls::flush(Time now, Peer& peer) {
+  while (!peer.backlog.empty()) {
+    const auto [id, lane] = peer.backlog.front();
+    Call* call = find(id);
+    if (call != nullptr && !transmit(now, peer, *call) && contains(id)) {
+      return;  // the window is full again
+    }
+    peer.backlog.pop_front();
+    peer.backlog_lanes.remove(lane);
+  }
+}
+
+void Calls::delivered_result(Peer& peer, session::Deliver& delivered) {
+  auto head = wire::decode<ResultHead>(delivered.payload.body);
+  Call* call = find(head.id);
+  if (call == nullptr) return;  // timed out or cancelled
+  const bool asked = call->state == Call::State::sent && call->instance == peer.instance;
+  if (!asked) return;
+  Reply reply;
+  if (head.error) {
+    head.error->peer = call->receiver.text();  // as the caller names it, whatever the peer says
+    reply = std::move(*head.error);
+  } else if (delivered.error) {
+    reply = call_error(delivered.error.code, delivered.error.message, *call, Ran::yes);
+  } else {
+    reply = user_payload(std::move(delivered.payload));
+  }
+  if (call->stream) {
+    end_stream(*call, std::move(reply), head.items);
+  } else {
+    complete(head.id, std::move(reply));
+  }
+}
+
+// ---- ends ----
+
+void Calls::complete(CallId id, Reply result) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return;
   const Call& call = found->second;
@@ -175,15 +158,35 @@ void Node::complete(CallId id, Reply result) {
     if (error->function.empty()) error->function = call.function;
   }
   if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
-    actions_.push_back(Complete{id, result});
+    shared_.post(Complete{id, result});
   }
-  actions_.push_back(Complete{id, std::move(result)});
+  shared_.post(Complete{id, std::move(result)});
   const bool has_timer = call.deadline != kNever;
   calls_.erase(found);
-  if (has_timer) forget_timer();
+  if (has_timer) shared_.timers.forget();
 }
 
-void Node::time_out(Time now, CallId id) {
+void Calls::fail(CallId id, ErrorCode code, std::string message) {
+  complete(id, Error{.code = code, .message = std::move(message), .ran = Ran::no});
+}
+
+void Calls::fail_begun(CallId id, const Error& error) {
+  Call* call = find(id);
+  if (call == nullptr) return;
+  if (call->state == Call::State::local) handlers_.stop({shared_.config.instance, id}, true);
+  complete(id, call_error(error.code, error.message, *call, may_have_run(*call)));
+}
+
+void Calls::cancel(Time now, const Call& call) {
+  stop_handler(now, call);
+  complete(call.id, call_error(ErrorCode::cancelled,
+                               "'" + call.function + "' at peer '" + call.receiver.text() +
+                                   "' was cancelled",
+                               call, may_have_run(call)));
+}
+
+void Calls::time_out(Time now, CallId id,
+                     const std::function<std::string(const PeerName&)>& why_unreached) {
   const Call& call = calls_.at(id);
   const bool between_items = call.stream && call.stream->taken > 0;
   std::string text = "'" + call.function + "' at peer '" + call.receiver.text() +
@@ -198,7 +201,7 @@ void Node::time_out(Time now, CallId id) {
       text += ": the peer does not take more calls now";
       break;
     case Call::State::sent: {
-      const Peer* peer = find_peer(call.instance);
+      const Peer* peer = peers_.find(call.instance);
       const bool silent = peer == nullptr || !peer->session.connected();
       text += silent ? ": the connection to the peer is lost" : ": the peer has not replied";
       break;
@@ -207,79 +210,42 @@ void Node::time_out(Time now, CallId id) {
       text += ": its handler, at this very peer, has not replied";
       break;
   }
-  if (call.stream) stop_handler(now, id, call);
+  if (call.stream) stop_handler(now, call);
   complete(id, call_error(ErrorCode::timeout, std::move(text), call, may_have_run(call)));
 }
 
-std::string Node::why_unreached(const PeerName& of) const {
-  const auto search = searches_.find(of);
-  const std::string name = of.text();
-  std::string text;
-  if (search != searches_.end() && search->second.namesakes) {
-    const bool alone = of.group.empty();
-    text = "peer '" + of.name + "' holds " + (alone ? "a group's key" : "the token") +
-           ", and other peers have not said yet whether " +
-           (alone ? "another group" : "group '" + of.group + "'") + " has a peer of that name";
-  } else if (search != searches_.end() && search->second.reachable) {
-    text = "peer '" + name + "' is known but does not answer";
-  } else if (search != searches_.end() && search->second.found) {
-    text = "peer '" + name + "' is known, but none of its addresses can be reached from here";
-  } else {
-    text = "peer '" + name + "' is not known to any connected peer";
-    if (!any_peer_is_up()) text += ": none is connected";
-  }
-  for (const auto& [address, target] : dialler_.targets()) {
-    if (!target.last_error.empty()) text += "; " + with_address(address, target.last_error);
-  }
-  return text;
-}
-
-void Node::cancel(Time now, CallId id) {
-  const auto found = calls_.find(id);
-  if (found == calls_.end()) return;
-  const Call& call = found->second;
-  stop_handler(now, id, call);
-  complete(
-      id, call_error(ErrorCode::cancelled,
-                     "'" + call.function + "' at peer '" + call.receiver.text() + "' was cancelled",
-                     call, may_have_run(call)));
-  settle(now);
-}
-
 // The caller does not wait any more.
-void Node::stop_handler(Time now, CallId id, const Call& call) {
+void Calls::stop_handler(Time now, const Call& call) {
   if (call.state == Call::State::local) {
-    stop_running({config_.instance, id}, true);
+    handlers_.stop({shared_.config.instance, call.id}, true);
   } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
-    Peer* peer = find_peer(call.instance);
+    Peer* peer = peers_.find(call.instance);
     if (peer == nullptr) return;
-    send_or_queue(now, *peer, message_of(MessageKind::cancel, head_only(CancelHead{id})));
+    peers_.send(now, *peer, message_of(MessageKind::cancel, head_only(CancelHead{call.id})));
   }
 }
 
-// This peer closes: no outstanding result will come.
-void Node::fail_all_calls() {
-  while (!calls_.empty()) {
-    const auto& [id, call] = *calls_.begin();
-    if (call.state == Call::State::local) stop_running({config_.instance, id}, true);
-    complete(id, call_error(ErrorCode::closed, "this peer was closed while the call was under way",
-                            call, may_have_run(call)));
-  }
+void Calls::fail_all() {
+  const Error closed =
+      make_error(ErrorCode::closed, "this peer was closed while the call was under way");
+  while (!calls_.empty()) fail_begun(calls_.begin()->first, closed);
 }
 
-void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
+void Calls::fail_all_of(Peer& peer, const session::Lost& lost) {
   std::map<CallId, Ran> ran;
   for (const session::LostMessage& message : lost.messages) {
     if (message.cookie != 0) ran[message.cookie] = message.written;
   }
+  peer.backlog.clear();
+  peer.backlog_lanes.clear();
   if (mutant("forget_calls_of_lost_peer")) return;
   for (auto next = calls_.begin(); next != calls_.end();) {
     auto& [id, call] = *next++;
     if (call.instance != peer.instance) continue;
     if (mutant("send_again_after_loss")) {
-      call.state = Call::State::searching;
-      call.instance = {};
-      searches_[call.receiver].calls.push_back(id);
+      call.state = Call::State::waiting;
+      peer.backlog.push_back({id, call.lane});
+      peer.backlog_lanes.add(call.lane);
       continue;
     }
     Ran whether = Ran::no;
@@ -295,179 +261,119 @@ void Node::fail_calls_of(const Peer& peer, const session::Lost& lost) {
   }
 }
 
-// ---- handlers ----
-
-void Node::delivered_call(Time now, Peer& peer, session::Deliver& delivered) {
-  const auto head = wire::decode<CallHead>(delivered.payload.body);
-  const auto early = std::ranges::find(peer.early_cancels, head.id);
-  if (early != peer.early_cancels.end()) {
-    peer.early_cancels.erase(early);
-    return;
-  }
-  if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // no waiting caller
-  const auto fail = [&](ErrorCode code, std::string text) {
-    send_result(now, peer, head.id,
-                Error{.code = code,
-                      .message = std::move(text),
-                      .peer = config_.name,
-                      .function = head.function});
-  };
-  if (delivered.error) return fail(delivered.error.code, delivered.error.message);
-  // Closed is an error of the caller's own objects.
-  if (closing_) return fail(ErrorCode::peer_lost, "peer '" + config_.name + "' closes");
-  const auto function = functions_.find(head.function);
-  if (function == functions_.end() || !may_concern(peer, function->second)) {
-    return fail(ErrorCode::no_such_function,
-                "peer '" + config_.name + "' has no function '" + head.function + "'");
-  }
-  if (head.credit > kMostCredit) wire::fail("a stream of too many items at once");
-  const CallKey key{peer.instance, head.id};
-  wire::Payload arguments = user_payload(std::move(delivered.payload));
-  const std::size_t bytes = arguments.cost();
-  if (ignores_window(peer, bytes)) wire::fail("calls beyond the window");
-  Running running{delivered.deadline, bytes, {}};
-  const std::string group = arguments.from_guest ? peer.scope : std::string();
-  if (head.credit > 0) running.stream = ItemsOut{head.credit, 0};
-  actions_.push_back(RunHandler{key, peer.name, head.function, std::move(arguments),
-                                delivered.deadline, head.credit, group});
-  if (!running_.try_emplace(key, running).second) {
-    actions_.pop_back();
-    wire::fail("a call's id was used twice");
-  }
-  ++peer.running;
-  peer.running_bytes += bytes;
-  timers_.push({delivered.deadline, Timer::Kind::handler, head.id, peer.instance});
-}
-
-void Node::delivered_result(Peer& peer, session::Deliver& delivered) {
-  auto head = wire::decode<ResultHead>(delivered.payload.body);
-  const auto found = calls_.find(head.id);
-  if (found == calls_.end()) return;  // timed out or cancelled
-  Call& call = found->second;
-  const bool asked = call.state == Call::State::sent && call.instance == peer.instance;
-  if (!asked) return;
-  Reply reply;
-  if (head.error) {
-    head.error->peer = call.receiver.text();  // as the caller names it, whatever the peer says
-    reply = std::move(*head.error);
-  } else if (delivered.error) {
-    reply = call_error(delivered.error.code, delivered.error.message, call, Ran::yes);
-  } else {
-    reply = user_payload(std::move(delivered.payload));
-  }
-  if (call.stream) {
-    end_stream(head.id, call, std::move(reply), head.items);
-  } else {
-    complete(head.id, std::move(reply));
-  }
-}
-
-void Node::delivered_cancel(Peer& peer, session::Deliver& delivered) {
-  const auto head = wire::decode<CancelHead>(delivered.payload.body);
-  const CallKey key{peer.instance, head.id};
-  if (running_.contains(key)) {
-    stop_running(key, true);
-    return;
-  }
-  if (mutant("forget_early_cancel")) return;
-  peer.early_cancels.push_back(head.id);  // or the reply is in transit: then it is never looked up
-  if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
-}
-
-void Node::reply(Time now, const CallKey& key, Reply reply) {
-  const auto found = running_.find(key);
-  if (found == running_.end()) return;  // the caller does not wait any more
-  const std::uint64_t items = found->second.stream ? found->second.stream->sent : 0;
-  stop_running(key, false);
-  if (key.caller == config_.instance) {
-    complete(key.id, std::move(reply));
-  } else if (Peer* peer = find_peer(key.caller)) {
-    send_result(now, *peer, key.id, std::move(reply), items);
-  }
-  settle(now);
-}
-
-void Node::send_result(Time now, Peer& peer, CallId id, Reply reply, std::uint64_t items) {
-  session::OutgoingMessage message;
-  message.kind = static_cast<std::uint8_t>(MessageKind::result);
-  const bool made = guarded(peer, [&] {
-    if (auto* error = std::get_if<Error>(&reply)) {
-      message.payload = head_only(ResultHead{id, std::move(*error), items});
-    } else {
-      message.payload =
-          with_head(ResultHead{id, {}, items}, std::move(std::get<wire::Payload>(reply)));
+std::vector<PendingCall> Calls::pending(
+    Time now, const std::function<std::string(const PeerName&)>& why_unreached) const {
+  std::vector<PendingCall> pending;
+  pending.reserve(calls_.size());
+  for (const auto& [id, call] : calls_) {
+    std::string state;
+    switch (call.state) {
+      case Call::State::searching:
+        state = "the peer is not found (" + why_unreached(call.receiver) + "): is its name right?";
+        break;
+      case Call::State::waiting:
+        state = "the peer takes no more calls now";
+        break;
+      case Call::State::sent:
+        state = "sent";
+        break;
+      case Call::State::local:
+        state = "runs here";
+        break;
     }
-  });
-  if (!made) return;
-  try {
-    send_or_queue(now, peer, std::move(message));
-  } catch (const Exception& refused) {
-    send_result(
-        now, peer, id,
-        make_error(ErrorCode::error, "the result cannot be sent: " + refused.error().message),
-        items);
+    pending.push_back({id, call.receiver.text(), call.function, std::move(state),
+                       now - call.started, call.deadline});
+  }
+  return pending;
+}
+
+// ---- streams ----
+
+// The time-out runs while an item may come; a caller that takes no items has no time-out.
+void Calls::await_items(Time now, Call& call) {
+  const Call::Items& items = *call.stream;
+  if (call.deadline != kNever) shared_.timers.forget();
+  const bool may_come = items.taken + items.early.size() < items.allowed;
+  const bool limited = items.timeout >= Duration(0) && items.timeout < kNever - now;
+  call.deadline = may_come && limited ? now + items.timeout : kNever;
+  arm(call);
+}
+
+void Calls::raise_credit(Time now, Call& call, std::uint64_t more) {
+  call.stream->allowed += more;
+  // Before the first item it might overtake the call; before the call is sent, the call carries it.
+  const bool running = call.stream->taken > 0 || !call.stream->early.empty();
+  if (running) tell_credit(now, call);
+  if (call.state == Call::State::sent || call.state == Call::State::local) {
+    await_items(now, call);
   }
 }
 
-void Node::stop_running(const CallKey& key, bool tell_handler) {
-  const auto found = running_.find(key);
-  if (found == running_.end()) return;
-  if (tell_handler) actions_.push_back(CancelHandler{key});
-  const Running running = found->second;
-  if (Peer* peer = find_peer(key.caller)) {
-    guarded(*peer, [&] { touch(*peer); });
-    --peer->running;
-    peer->running_bytes -= running.bytes;
+void Calls::tell_credit(Time now, Call& call) {
+  Call::Items& items = *call.stream;
+  if (items.told == items.allowed || mutant("credit_is_not_told")) return;
+  items.told = items.allowed;
+  if (call.state == Call::State::local) {
+    return handlers_.take_credit({shared_.config.instance, call.id}, items.allowed);
   }
-  running_.erase(found);
-  if (running.deadline != kNever) forget_timer();
+  Peer* peer = peers_.find(call.instance);
+  if (peer == nullptr) return;
+  peers_.send(now, *peer,
+              message_of(MessageKind::credit, head_only(CreditHead{call.id, items.allowed})));
 }
 
-void Node::stop_all_of(const Uid& caller) {
-  for (auto next = running_.lower_bound({caller, 0});
-       next != running_.end() && next->first.caller == caller;) {
-    const CallKey key = next++->first;
-    stop_running(key, true);
+void Calls::delivered_item(Time now, Peer& peer, session::Deliver& delivered) {
+  const auto head = wire::decode<StreamHead>(delivered.payload.body);
+  Call* call = find(head.id);
+  if (call == nullptr) return;  // cancelled or timed out
+  if (call->state != Call::State::sent || call->instance != peer.instance) return;
+  if (!call->stream) wire::fail("an item of a call that is no stream");
+  if (delivered.error) {
+    stop_handler(now, *call);
+    Error error = delivered.error;
+    error.ran = Ran::yes;
+    complete(head.id, std::move(error));
+    return;
   }
+  take_item(now, *call, head.number, user_payload(std::move(delivered.payload)));
 }
 
-// Calls in transit when the peer was told to hold its calls fit its send window: a peer that sends
-// several times that ignores it, and would make this side hold any number of calls.
-bool Node::ignores_window(Peer& peer, std::size_t bytes) const {
-  constexpr std::size_t kTimes = 4;  // paths may change meanwhile
-  if (!peer.held) return false;
-  const Limits& limits = config_.limits;
-  // A call larger than the window is one of those that may be in transit.
-  peer.bytes_since_held += std::min(bytes, limits.send_window_bytes);
-  return ++peer.calls_since_held > kTimes * limits.send_window_messages ||
-         peer.bytes_since_held > kTimes * limits.send_window_bytes;
+void Calls::take_item(Time now, Call& call, std::uint64_t number, wire::Payload item) {
+  Call::Items& items = *call.stream;
+  const bool expected =
+      number >= items.taken && number < items.allowed && !(items.end && number >= items.end_after);
+  if (!expected || !items.early.emplace(number, std::move(item)).second) {
+    wire::fail("an item of a stream that was not asked for");
+  }
+  while (!items.early.empty() &&
+         (items.early.begin()->first == items.taken || mutant("items_as_they_come"))) {
+    shared_.post(StreamItem{call.id, std::move(items.early.begin()->second)});
+    items.early.erase(items.early.begin());
+    ++items.taken;
+  }
+  if (items.end && items.taken == items.end_after) {
+    complete(call.id, std::move(*items.end));
+    return;
+  }
+  tell_credit(now, call);
+  await_items(now, call);
 }
 
-// Calls that arrived before this side could stop the peer are here already: WINDOW is too late for
-// them, and each may make a large result.
-void Node::balance_handlers(Peer& peer) {
-  const bool over = peer.queued_bytes > config_.max_queued_bytes;
-  const bool under = peer.queued_bytes <= config_.max_queued_bytes / 2;
-  if (over == peer.handlers_held || (peer.handlers_held && !under)) return;
-  if (mutant("handlers_stay_held") && peer.handlers_held) return;
-  actions_.push_back(HoldHandlers{peer.instance, over});
-  peer.handlers_held = over;
-}
-
-// Tells a peer with too many calls here to hold them, and to continue when half are done.
-void Node::balance_window(Time now, Peer& peer) {
-  // Messages that its calls caused and that could not be sent yet count with them.
-  const std::size_t calls = peer.running + peer.queued.size();
-  const std::size_t bytes = peer.running_bytes + peer.queued_bytes;
-  const bool over = calls > config_.max_running_calls || bytes > config_.max_running_bytes;
-  const bool under =
-      calls <= config_.max_running_calls / 2 && bytes <= config_.max_running_bytes / 2;
-  if (over == peer.held || (peer.held && !under)) return;
-  if (mutant("window_stays_shut") && peer.held) return;
-  peer.held = over;
-  peer.calls_since_held = peer.bytes_since_held = 0;
-  peer.session.set_receive_window(now, config_.limits.send_window_bytes,
-                                  over ? 0 : config_.limits.send_window_messages);
+// The handler has replied; some items may still be in transit.
+void Calls::end_stream(Call& call, Reply end, std::uint64_t count) {
+  Call::Items& items = *call.stream;
+  const bool possible =
+      count <= items.allowed && !items.end &&
+      count >= (items.early.empty() ? items.taken : items.early.rbegin()->first + 1);
+  if (!possible && !mutant("items_as_they_come")) {
+    wire::fail("a stream with another number of items than were sent");
+  }
+  if (count == items.taken || mutant("end_overtakes_items")) {
+    complete(call.id, std::move(end));
+    return;
+  }
+  items.end = std::move(end);
+  items.end_after = count;
 }
 
 }  // namespace moolink::rpc

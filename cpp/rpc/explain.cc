@@ -1,10 +1,11 @@
-// How peers are reached, and why not on a better path. Decides nothing.
+#include "rpc/explain.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/format.h"
-#include "rpc/node.h"
+#include "rpc/addresses.h"
 
 namespace moolink::rpc {
 
@@ -18,22 +19,22 @@ std::string times(int count) { return count == 1 ? "once" : std::to_string(count
 
 }  // namespace
 
-Explanation Node::explain(Time now, const std::string& name) const {
+Explanation Explainer::explain(Time now, const std::string& name) const {
   Explanation explanation;
   explanation.name = joined_names_text(name);
   const PeerName of = PeerName::of(name);
-  const std::set<std::string> groups = groups_of(of.name);
-  const Peer* peer = receiver_of(of);
+  const std::set<std::string> groups = peers_.groups_of(of.name);
+  const Peer* peer = directory_.receiver_of(of);
   // The name can mean this holder of the token, though no call has decided that yet.
-  if (peer == nullptr && !of.group.empty() && groups.contains({})) peer = find_peer(of.name, {});
+  if (peer == nullptr && !of.group.empty() && groups.contains({})) peer = peers_.find(of.name, {});
   if (peer == nullptr && of.group.empty() && groups.size() == 1) {
-    peer = find_peer(name, *groups.begin());
+    peer = peers_.find(name, *groups.begin());
   }
-  if (means_this(of)) {
-    explanation.instance = config_.instance;
+  if (directory_.means_this(of)) {
+    explanation.instance = shared_.config.instance;
     explanation.known = explanation.connected = explanation.same_host = true;
     explanation.reason = "it is this very peer: its calls do not leave the process";
-    explanation.addresses = addresses_;
+    explanation.addresses = shared_.addresses;
   } else if (peer != nullptr) {
     explain_peer(now, *peer, explanation);
   } else {
@@ -43,12 +44,12 @@ Explanation Node::explain(Time now, const std::string& name) const {
   return explanation;
 }
 
-void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) const {
+void Explainer::explain_peer(Time now, const Peer& peer, Explanation& explanation) const {
   explanation.known = true;
   explanation.instance = peer.instance;
   explanation.connected = peer.session.connected();
   explanation.suspected = explanation.connected && peer.session.suspected(now);
-  explanation.same_host = peer.host_key == config_.host_key;
+  explanation.same_host = peer.host_key == shared_.config.host_key;
   explanation.addresses = peer.addresses;
   explanation.tried = peer.tried;
   const std::vector<session::LinkInfo> links = peer.session.links(now);
@@ -56,11 +57,11 @@ void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) co
     const bool offered = std::ranges::any_of(
         peer.addresses, [&](const std::string& address) { return is_of(address, kind); });
     const bool is_needed = !explanation.same_host || wire::serves(kind, true);
-    if (!is_needed && !offered && !contains(config_.paths, kind)) continue;
+    if (!is_needed && !offered && !contains(shared_.config.paths, kind)) continue;
     explanation.paths.push_back(explain_path(kind, peer, links));
   }
   const std::string silence = in_seconds(now - peer.session.last_heard());
-  const std::string limit = in_seconds(config_.timing.evict_after);
+  const std::string limit = in_seconds(shared_.config.timing.evict_after);
   if (!explanation.connected) {
     explanation.reason =
         "the connection is lost, its addresses are dialled; nothing was heard for " + silence +
@@ -81,8 +82,8 @@ void Node::explain_peer(Time now, const Peer& peer, Explanation& explanation) co
   }
 }
 
-PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
-                             const std::vector<session::LinkInfo>& links) const {
+PathState Explainer::explain_path(wire::PathKind kind, const Peer& peer,
+                                  const std::vector<session::LinkInfo>& links) const {
   PathState path;
   path.kind = kind;
   const auto live =
@@ -93,23 +94,23 @@ PathState Node::explain_path(wire::PathKind kind, const Peer& peer,
   }
   static_cast<session::LinkInfo&>(path) = *live;
   path.live = true;
-  if (const auto found = connections_.find(live->connection); found != connections_.end()) {
-    path.address = found->second.dialled;
-    path.cipher = found->second.traits.cipher;
+  if (const Connection* found = connections_.find(live->connection); found != nullptr) {
+    path.address = found->dialled;
+    path.cipher = found->traits.cipher;
   }
   if (path.in_use) return path;
-  path.reason = live->silent >= config_.timing.suspect_after
+  path.reason = live->silent >= shared_.config.timing.suspect_after
                     ? "silent for " + in_seconds(live->silent) + " (suspected)"
                     : "ready: a better path is in use";
   return path;
 }
 
-std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
-  if (!contains(config_.paths, path.kind)) {
-    const auto lacking = config_.lacking.find(path.kind);
-    return lacking != config_.lacking.end() ? lacking->second : "not enabled here";
+std::string Explainer::why_not_live(const PathState& path, const Peer& peer) const {
+  if (!contains(shared_.config.paths, path.kind)) {
+    const auto lacking = shared_.config.lacking.find(path.kind);
+    return lacking != shared_.config.lacking.end() ? lacking->second : "not enabled here";
   }
-  const bool same_host = peer.host_key == config_.host_key;
+  const bool same_host = peer.host_key == shared_.config.host_key;
   if (!same_host && !wire::serves(path.kind, false)) return "on another host (host key differs)";
   std::vector<std::string> offered;
   for (const std::string& address : peer.addresses) {
@@ -137,25 +138,25 @@ std::string Node::why_not_live(const PathState& path, const Peer& peer) const {
 }
 
 // For a peer that is not connected: the peers asked, and the results of its addresses.
-void Node::explain_absence(Time now, const PeerName& of, Explanation& explanation) const {
-  const auto search = searches_.find(of);
-  const auto past = past_.find(of.name);
+void Explainer::explain_absence(Time now, const PeerName& of, Explanation& explanation) const {
+  const Search* search = directory_.find(of);
+  const Past* past = directory_.past(of.name);
   Tried& tried = explanation.tried;
   std::set<std::string, std::less<>> asked;
-  if (past != past_.end()) {
-    tried = past->second.tried;
-    asked = past->second.asked;
+  if (past != nullptr) {
+    tried = past->tried;
+    asked = past->asked;
   }
-  if (search != searches_.end()) {
-    explanation.known = search->second.found;
-    for (const auto& [address, noted] : search->second.tried) tried[address] = noted;
-    asked.insert(search->second.asked.begin(), search->second.asked.end());
-    explanation.reason = why_unreached(of);
-  } else if (past != past_.end()) {
-    const std::string ago = in_seconds(now - past->second.at) + " ago";
-    explanation.reason = past->second.ended.empty()
+  if (search != nullptr) {
+    explanation.known = search->found;
+    for (const auto& [address, noted] : search->tried) tried[address] = noted;
+    asked.insert(search->asked.begin(), search->asked.end());
+    explanation.reason = directory_.why_unreached(of);
+  } else if (past != nullptr) {
+    const std::string ago = in_seconds(now - past->at) + " ago";
+    explanation.reason = past->ended.empty()
                              ? "not found; no call waits for it any more since " + ago
-                             : "lost: " + past->second.ended + " (last known " + ago + ")";
+                             : "lost: " + past->ended + " (last known " + ago + ")";
   } else {
     explanation.reason = "not connected, and no call has asked for this name yet";
   }
@@ -165,37 +166,6 @@ void Node::explain_absence(Time now, const PeerName& of, Explanation& explanatio
     tried[address] = {target.failures, false, target.last_error, target.error_is_refusal};
   }
   explanation.asked.assign(asked.begin(), asked.end());
-}
-
-std::vector<PendingCall> Node::pending_calls(Time now) const {
-  std::vector<PendingCall> pending;
-  pending.reserve(calls_.size());
-  for (const auto& [id, call] : calls_) {
-    std::string state;
-    switch (call.state) {
-      case Call::State::searching:
-        state = "the peer is not found (" + why_unreached(call.receiver) + "): is its name right?";
-        break;
-      case Call::State::waiting:
-        state = "the peer takes no more calls now";
-        break;
-      case Call::State::sent:
-        state = "sent";
-        break;
-      case Call::State::local:
-        state = "runs here";
-        break;
-    }
-    pending.push_back({id, call.receiver.text(), call.function, std::move(state),
-                       now - call.started, call.deadline});
-  }
-  return pending;
-}
-
-std::vector<std::string> Node::searched_names() const {
-  std::vector<std::string> names;
-  for (const auto& [of, search] : searches_) names.push_back(of.name);
-  return names;
 }
 
 }  // namespace moolink::rpc

@@ -40,11 +40,12 @@ class TimerQueue {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     heap_.pop_back();
   }
-  // A timer in the queue has become invalid; counts(timer) is true for the valid ones.
+  // A timer in the queue no longer counts.
+  void forget() { ++forgotten_; }
+  bool needs_sweep() const { return forgotten_ >= kSweep && forgotten_ * 2 >= heap_.size(); }
+  // Removes all but those for which counts(timer) is true.
   template <class Counts>
-  void forget(Counts counts) {
-    ++forgotten_;
-    if (forgotten_ < kSweep || forgotten_ * 2 < heap_.size()) return;
+  void sweep(Counts counts) {
     forgotten_ = 0;
     std::erase_if(heap_, [&](const Timer& timer) { return !counts(timer); });
     std::make_heap(heap_.begin(), heap_.end(), std::greater<>());

@@ -13,7 +13,7 @@
 #include "base/enum_names.h"
 #include "device/block.h"
 #include "device/devices.h"
-#include "rpc/dialler.h"
+#include "rpc/addresses.h"
 #include "rpc/messages.h"
 #include "runtime/peer/rpc_peer.h"
 

@@ -25,7 +25,7 @@
 
 #include "check.h"
 #include "device/fake_cuda.h"
-#include "rpc/dialler.h"
+#include "rpc/addresses.h"
 #include "runtime/peer/rpc_peer.h"
 #include "transport/fake_dmabuf.h"
 #include "transport/verbs/availability.h"
