@@ -201,7 +201,7 @@ struct PeerInfo {
   std::size_t loans_held = 0;   // of its memory
 };
 
-// ---- reports of a Node for people: paths with reasons, searches, calls under way
+// ---- human-readable reports of a Node: paths with reasons, searches, calls under way
 
 // The failed dials of an address since its last answer.
 struct Failures {

@@ -126,7 +126,7 @@ class Directory {
   std::vector<std::string> searched_names() const;
 
  private:
-  // The search of the name, a new one if there is none; `ask(search)` when it has its first entry.
+  // The search of the name, a new one if there is none.
   Search& search_for(Time now, const PeerName& of);
   bool may_ask(const Peer& peer, const Search& search) const;
   void ask_all_peers(Time now, Search& search);

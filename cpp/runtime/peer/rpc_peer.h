@@ -1,18 +1,15 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "base/limits.h"
 #include "base/thread_safety.h"
-#include "crypto/keyring.h"
 #include "rpc/authenticator.h"
 #include "rpc/node.h"
 #include "runtime/engine/action_pump.h"
@@ -20,22 +17,17 @@
 #include "runtime/engine/future.h"
 #include "runtime/engine/stream.h"
 #include "runtime/peer/descriptor_exchange.h"
+#include "runtime/peer/functions.h"
 #include "runtime/peer/loans.h"
+#include "runtime/peer/open_connections.h"
+#include "runtime/peer/peer_transports.h"
 #include "runtime/peer/responder.h"
+#include "runtime/peer/rpc_options.h"
 #include "runtime/peer/sender.h"
 #include "runtime/peer/service_router.h"
 #include "transport/transport.h"
 
 namespace moolink::runtime {
-
-struct RpcOptions {
-  std::string name;                                       // empty: the instance id
-  std::optional<std::vector<wire::PathKind>> transports;  // none: transport::default_kinds()
-  Limits limits;
-  session::Timing timing;
-  crypto::Keyring keyring;  // the keys that it shows and accepts; empty: insecure
-  std::string key_origin;   // where the keys are from, for the user
-};
 
 // Statistics of one kind of path.
 struct PathStats {
@@ -82,7 +74,17 @@ class PeerObserver {
   virtual bool has_delivered() const MOOLINK_LOCKED { return true; }
 };
 
-// One peer: carries out the actions of its Node on transports, futures and workers.
+// One peer: carries out the actions of its Node on transports, futures and workers. It passes the
+// user's calls and the transports' events to the Node, and drains the Node's actions at the end of
+// each (carry_out), behind the exception barrier. Its parts have the state of their own: Functions
+// runs handlers, PeerTransports listens and dials, OpenConnections writes. bind::PyRpc and the
+// peers of groups share it; a worker that runs a handler keeps it alive.
+//
+// Functions marked MOOLINK_UNLOCKED are for any thread and take the engine's lock; those marked
+// MOOLINK_LOCKED are for machines beside the Node and for the loop, which hold it. close() ends it:
+// it waits a moment for handlers and replies, and afterwards calls throw Exception{closed} and no
+// action is carried out. The destructor needs no lock. In a forked child abandon() closes the
+// descriptors, and the object is never destroyed.
 class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
                       public Sender,
                       public Driven,
@@ -111,8 +113,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     const Engine::Lock lock = lock_open();
     return start_call(peer, function, std::move(arguments), timeout, lane);
   }
-  // The same unless it would have to wait for the engine's lock, or this peer is closed: then it
-  // returns nullptr and leaves `arguments` unchanged.
+  // A call like call(), unless it would have to wait for the engine's lock, or this peer is closed:
+  // then it returns nullptr and leaves `arguments` unchanged.
   std::shared_ptr<Future> call_at_once(const std::string& peer, const std::string& function,
                                        wire::Payload& arguments, Duration timeout,
                                        std::uint16_t lane) MOOLINK_UNLOCKED {
@@ -140,7 +142,6 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   RpcStats stats() MOOLINK_UNLOCKED;
   std::vector<rpc::PeerInfo> peers() MOOLINK_UNLOCKED;
   std::vector<std::string> addresses() MOOLINK_UNLOCKED;
-  // rpc_peer_describe.cc
   rpc::Explanation explain(const std::string& peer) MOOLINK_UNLOCKED;
   // The last events of this peer, oldest first, a line each.
   std::vector<std::string> flight_recorder() MOOLINK_UNLOCKED;
@@ -177,7 +178,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // makes the loop check the clock again. `deadline` is that machine's own.
   void settle(Time deadline = kNever) MOOLINK_LOCKED;
   // Why this process cannot accept connections now; empty: it can.
-  std::string why_none_connects(Time now) const MOOLINK_LOCKED;
+  std::string why_none_connects(Time now) const MOOLINK_LOCKED {
+    return transports_.why_none_connects(now);
+  }
   // Tells the lenders of loans that have ended here.
   void return_loans() MOOLINK_LOCKED;
   // Releases an unused standing grant.
@@ -195,40 +198,20 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   // Driven, Forkable
   void tick(Time now) MOOLINK_LOCKED override;
   Time next_deadline() const MOOLINK_LOCKED override { return node_.next_deadline(); }
-  void flush() MOOLINK_LOCKED override;
+  void flush() MOOLINK_LOCKED override { connections_.flush(); }
   void describe(Time now, Describe how, std::string& text) const MOOLINK_LOCKED override;
   void abandon() noexcept MOOLINK_LOCKED override;
 
  private:
-  struct Function {
-    CallHandler handler;
-    std::size_t running = 0;       // calls not yet returned, queued ones too
-    std::vector<Waiter*> drained;  // undefine() waits here
-  };
-  // A call with a handler here: until the handler has returned, and has replied or must not any
-  // more.
-  struct Handling {
-    std::weak_ptr<Responder> responder;
-    std::string caller;
-    Time arrived{};
-    Tasks
-        held{};  // runs the handler once its caller takes results again; empty: it is not held back
-    bool replied = false;
-    bool unwanted = false;
-    bool returned = false;
-  };
   // A call of this side without a result yet.
   struct Pending {
     std::shared_ptr<Awaitable> outcome;
     Stream* items = nullptr;  // the same, if it is a stream
   };
-  using HandlingOf = std::map<rpc::CallKey, Handling>;
-  using Connections =
-      std::unordered_map<wire::ConnectionId, std::shared_ptr<transport::Connection>>;
 
   RpcPeer(std::shared_ptr<Context> context, RpcOptions options);
 
-  // rpc_peer_network.cc: events of transports, actions of the Node
+  // ---- events of transports ----
   void opened(std::shared_ptr<transport::Connection> connection, const std::string& dialled_address)
       MOOLINK_LOCKED override;
   void closed(transport::Connection& connection, const Error& error, bool peer_dead)
@@ -250,7 +233,8 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     descriptors_.arrived(key, std::move(descriptors));
   }
 
-  void ask_for_more() MOOLINK_LOCKED;
+  // ---- actions of the Node ----
+
   void perform(rpc::Write& action) MOOLINK_LOCKED;
   void perform(rpc::RunHandler& action) MOOLINK_LOCKED;
   void perform(rpc::Complete& action) MOOLINK_LOCKED;
@@ -258,10 +242,12 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   void perform(rpc::CreditRaised& action) MOOLINK_LOCKED;
   void perform(rpc::ServiceMessage& action) MOOLINK_LOCKED;
   void perform(rpc::CancelHandler& action) MOOLINK_LOCKED;
-  void perform(rpc::HoldHandlers& action) MOOLINK_LOCKED;
+  void perform(rpc::HoldHandlers& action) MOOLINK_LOCKED {
+    functions_.hold(action.caller, action.hold);
+  }
   void perform(rpc::Dial& action) MOOLINK_LOCKED;
   void perform(rpc::Establish& action) MOOLINK_LOCKED {
-    if (transport::Connection* connection = find(action.connection)) {
+    if (transport::Connection* connection = connections_.find(action.connection)) {
       connection->peers_have(action.features);
       connection->establish();
     }
@@ -284,7 +270,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
     if (node_closed_ != nullptr) context_->engine().finish(*node_closed_);
   }
   void carry_out() MOOLINK_LOCKED;
-  // rpc_peer_ends.cc: ends the operation of an action that failed.
+  // Ends the operation of an action that failed.
   void end(const rpc::RunHandler& action, const Error& error) MOOLINK_LOCKED;
   void end(const rpc::StreamItem& action, const Error& error) MOOLINK_LOCKED;
   void end(const rpc::CreditRaised& action, const Error& error) MOOLINK_LOCKED {
@@ -306,68 +292,32 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   }
   void record_frame(FlightKind kind, wire::ConnectionId connection, wire::FrameType type)
       MOOLINK_LOCKED;
-  transport::Connection* find(wire::ConnectionId id) MOOLINK_LOCKED;
   transport::Connection* in_use(const rpc::Receiver& receiver) MOOLINK_LOCKED;
   std::shared_ptr<transport::Connection> forget(wire::ConnectionId id, const Uid& instance)
       MOOLINK_LOCKED;
-  transport::Transport& transport_for(const std::string& address) MOOLINK_LOCKED;
-  void listen_beside(const transport::Connection& connection) MOOLINK_LOCKED;
-  // At as many of the addresses, which are those of one name, as is possible.
-  std::vector<std::string> listen_at(const std::vector<std::string>& addresses,
-                                     const std::string& advertise) MOOLINK_LOCKED;
-  void listen_unasked(const std::string& address) MOOLINK_LOCKED;
-  void listen_beside(const std::vector<std::string>& bound) MOOLINK_LOCKED;
 
-  // rpc_peer_describe.cc
-  void describe_peers(Time now, std::string& text) const MOOLINK_LOCKED;
-  void describe_calls(Time now, std::size_t most, const std::string& indent,
-                      std::string& text) const MOOLINK_LOCKED;
-  void describe_handlers(Time now, std::size_t most, const std::string& indent,
-                         std::string& text) const MOOLINK_LOCKED;
+  // ---- calls, ends ----
 
-  // rpc_peer.cc
   Time clock() MOOLINK_LOCKED { return now_ = io::now(); }
-  void forget_if_over(HandlingOf::iterator handling) MOOLINK_LOCKED;
   Engine::Lock lock_open() MOOLINK_TAKES_LOCK;
   std::shared_ptr<Future> start_call(const std::string& peer, const std::string& function,
                                      wire::Payload arguments, Duration timeout, std::uint16_t lane)
       MOOLINK_LOCKED;
   void follow(rpc::CallId id, const std::string& peer, const std::string& function, Pending pending)
       MOOLINK_LOCKED;
-  // Whether this thread runs a handler of this peer.
-  bool runs_handler_here() const;
-  template <class Begin>
-  void await(Engine::Lock& lock, Waiter*& waiter, const char* what, Duration within,
-             const Begin& begin) MOOLINK_LOCKED;
   void fail_pending() MOOLINK_LOCKED;
   void operation_done() MOOLINK_LOCKED;
   void call_done() MOOLINK_LOCKED;
-  void start() MOOLINK_LOCKED;
-  bool hold_back(const std::shared_ptr<Function>& function, const Incoming& incoming)
-      MOOLINK_UNLOCKED;
-  void run(const std::shared_ptr<Function>& function, Incoming incoming) MOOLINK_UNLOCKED;
 
-  std::shared_ptr<Context> context_;
-  std::optional<std::vector<wire::PathKind>> chosen_
-      MOOLINK_GUARDED;  // the transports that the user named
+  const std::shared_ptr<Context> context_;
   const rpc::Authenticator authenticator_;
-  transport::Environment environment_ MOOLINK_GUARDED;
   rpc::Node node_ MOOLINK_GUARDED;
-  std::vector<std::unique_ptr<transport::Transport>> transports_ MOOLINK_GUARDED;
-  std::set<wire::PathKind> listens_ MOOLINK_GUARDED;
-  Connections connections_ MOOLINK_GUARDED;
-  std::vector<std::shared_ptr<transport::Connection>> dirty_
-      MOOLINK_GUARDED;  // written to in this turn
-  std::vector<wire::ConnectionId> fed_
-      MOOLINK_GUARDED;  // chunks were written to since the Node was last asked
-  std::vector<rpc::Action> actions_ MOOLINK_GUARDED;
+  std::vector<rpc::Action> actions_ MOOLINK_GUARDED;  // memory of carry_out()
   ActionPump pump_;
-
+  PeerTransports transports_ MOOLINK_GUARDED;
+  OpenConnections connections_ MOOLINK_GUARDED;
   std::unordered_map<rpc::CallId, Pending> pending_ MOOLINK_GUARDED;
-  std::map<std::string, std::shared_ptr<Function>> functions_ MOOLINK_GUARDED;
-  HandlingOf running_ MOOLINK_GUARDED;
-  std::set<Uid> held_callers_ MOOLINK_GUARDED;  // see rpc::HoldHandlers
-  std::atomic<bool> holds_handlers_{false};     // some: workers look there under the lock only then
+  Functions functions_;
   ServiceRouter router_ MOOLINK_GUARDED{node_, context_};
   DescriptorExchange descriptors_ MOOLINK_GUARDED;
   std::shared_ptr<LoanReturns> returns_;
@@ -375,14 +325,9 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   Listed<Driven> driven_ MOOLINK_GUARDED;
   Listed<Forkable> forks_ MOOLINK_GUARDED;
   RpcStats stats_ MOOLINK_GUARDED;
-  std::string not_accepted_ MOOLINK_GUARDED;          // why the last connection was not accepted
-  Time not_accepted_until_ MOOLINK_GUARDED = Time{};  // until when this counts
-  Time now_ MOOLINK_GUARDED{};                        // of the event being handled
+  Time now_ MOOLINK_GUARDED{};  // of the event being handled
   std::atomic<bool> closing_{false};
-  bool started_ MOOLINK_GUARDED = false;    // listens or connects: the transports exist
-  bool finished_ MOOLINK_GUARDED = false;   // the Node has closed
-  Waiter* idle_ MOOLINK_GUARDED = nullptr;  // close() waits until `idle_at_` handlers run
-  std::uint64_t idle_at_ MOOLINK_GUARDED = 0;
+  bool finished_ MOOLINK_GUARDED = false;          // the Node has closed
   Waiter* node_closed_ MOOLINK_GUARDED = nullptr;  // close() waits for the Node
   bool told_refusal_ MOOLINK_GUARDED = false;  // the refusal of memory of CUDA devices was reported
 };
