@@ -3,8 +3,6 @@
 #include <span>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::rpc {
 
 namespace {
@@ -24,13 +22,12 @@ void append(std::vector<std::byte>& to, Bytes bytes) {
 // Every field of a greeting except the proof itself.
 void append(std::vector<std::byte>& to, wire::Hello greeting) {
   greeting.proof.clear();
-  if (mutant("prove_without_nonce")) greeting.nonce = {};
   append(to, wire::encode(greeting).span());
 }
 
 Digest proof_of(const Key& key, Side side, const wire::Channel& channel, const wire::Hello& dialler,
                 const wire::Hello& acceptor) {
-  const bool dials = side == Side::dialler || mutant("same_proof_both_ways");
+  const bool dials = side == Side::dialler;
   std::vector<std::byte> message;
   append(message, crypto::bytes_of(dials ? "moolink 1 dialler" : "moolink 1 acceptor"));
   message.push_back(static_cast<std::byte>(channel.path));
@@ -41,9 +38,7 @@ Digest proof_of(const Key& key, Side side, const wire::Channel& channel, const w
   return crypto::hmac_sha256(key.secret_for("challenge"), message);
 }
 
-bool stands(Bytes shown, const Digest& expected) {
-  return crypto::equal(shown, expected) || mutant("accept_any_proof");
-}
+bool stands(Bytes shown, const Digest& expected) { return crypto::equal(shown, expected); }
 
 std::string listed(const wire::Hello& greeting) {
   std::string text = "peer '" + greeting.name + "' has ";

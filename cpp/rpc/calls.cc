@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/format.h"
-#include "base/mutant.h"
 #include "rpc/messages.h"
 
 namespace moolink::rpc {
@@ -65,8 +64,8 @@ void Calls::dispatch(Time now, Peer& peer, Call& call) {
   call.state = Call::State::waiting;
   call.instance = peer.instance;
   const bool small = call.arguments.bytes() <= session::kInlineBytes;
-  const bool must_wait = (!small && !peer.backlog.empty()) ||
-                         (peer.backlog_lanes.must_wait(call.lane) && !mutant("overtake_in_lane"));
+  const bool must_wait =
+      (!small && !peer.backlog.empty()) || peer.backlog_lanes.must_wait(call.lane);
   if (!must_wait && transmit(now, peer, call)) return;
   if (!contains(id)) return;  // it was over the limits
   if (peer.backlog.size() >= shared_.config.max_waiting_calls) {
@@ -157,9 +156,6 @@ void Calls::complete(CallId id, Reply result) {
     if (error->peer.empty()) error->peer = call.receiver.text();
     if (error->function.empty()) error->function = call.function;
   }
-  if (mutant("complete_twice") && std::holds_alternative<Error>(result)) {
-    shared_.post(Complete{id, result});
-  }
   shared_.post(Complete{id, std::move(result)});
   const bool has_timer = call.deadline != kNever;
   calls_.erase(found);
@@ -218,7 +214,7 @@ void Calls::time_out(Time now, CallId id,
 void Calls::stop_handler(Time now, const Call& call) {
   if (call.state == Call::State::local) {
     handlers_.stop({shared_.config.instance, call.id}, true);
-  } else if (call.state == Call::State::sent && !mutant("cancel_is_local")) {
+  } else if (call.state == Call::State::sent) {
     Peer* peer = peers_.find(call.instance);
     if (peer == nullptr) return;
     peers_.send(now, *peer, message_of(MessageKind::cancel, head_only(CancelHead{call.id})));
@@ -238,16 +234,9 @@ void Calls::fail_all_of(Peer& peer, const session::Lost& lost) {
   }
   peer.backlog.clear();
   peer.backlog_lanes.clear();
-  if (mutant("forget_calls_of_lost_peer")) return;
   for (auto next = calls_.begin(); next != calls_.end();) {
     auto& [id, call] = *next++;
     if (call.instance != peer.instance) continue;
-    if (mutant("send_again_after_loss")) {
-      call.state = Call::State::waiting;
-      peer.backlog.push_back({id, call.lane});
-      peer.backlog_lanes.add(call.lane);
-      continue;
-    }
     Ran whether = Ran::no;
     if (call.state == Call::State::sent) {
       const auto entry = ran.find(id);
@@ -311,7 +300,7 @@ void Calls::raise_credit(Time now, Call& call, std::uint64_t more) {
 
 void Calls::tell_credit(Time now, Call& call) {
   Call::Items& items = *call.stream;
-  if (items.told == items.allowed || mutant("credit_is_not_told")) return;
+  if (items.told == items.allowed) return;
   items.told = items.allowed;
   if (call.state == Call::State::local) {
     return handlers_.take_credit({shared_.config.instance, call.id}, items.allowed);
@@ -345,8 +334,7 @@ void Calls::take_item(Time now, Call& call, std::uint64_t number, wire::Payload 
   if (!expected || !items.early.emplace(number, std::move(item)).second) {
     wire::fail("an item of a stream that was not asked for");
   }
-  while (!items.early.empty() &&
-         (items.early.begin()->first == items.taken || mutant("items_as_they_come"))) {
+  while (!items.early.empty() && items.early.begin()->first == items.taken) {
     shared_.post(StreamItem{call.id, std::move(items.early.begin()->second)});
     items.early.erase(items.early.begin());
     ++items.taken;
@@ -365,10 +353,10 @@ void Calls::end_stream(Call& call, Reply end, std::uint64_t count) {
   const bool possible =
       count <= items.allowed && !items.end &&
       count >= (items.early.empty() ? items.taken : items.early.rbegin()->first + 1);
-  if (!possible && !mutant("items_as_they_come")) {
+  if (!possible) {
     wire::fail("a stream with another number of items than were sent");
   }
-  if (count == items.taken || mutant("end_overtakes_items")) {
+  if (count == items.taken) {
     complete(call.id, std::move(end));
     return;
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "wire/hostile_messages.h"
 
 namespace moolink::rpc {
@@ -183,11 +182,11 @@ Error Connections::objection_to_name(Time now, const Connection& connection) con
     // Its connection may be lost for a moment only.
     doubtful = !answers && now - session.last_heard() < shared_.config.timing.suspect_after;
   }
-  if (!taken && doubtful && !mutant("give_name_away_at_once")) {
+  if (!taken && doubtful) {
     return make_error(kNameMayBeTaken, "the name '" + theirs.name +
                                            "' is that of a peer that was heard a moment ago");
   }
-  if (taken && !mutant("accept_duplicate_name")) {
+  if (taken) {
     return make_error(ErrorCode::error,
                       "the name '" + theirs.name +
                           "' is taken by a peer that answers: give this one another name");
@@ -220,15 +219,6 @@ void Connections::answered(Time now, Connection& connection) {
 
 // The first WELCOME at the acceptor, with the dialler's proof.
 void Connections::welcomed(Time now, Connection& connection, const wire::ReceivedFrame& frame) {
-  const auto attach = [&] {
-    if (!enter(now, connection)) return;
-    connection.peer->session.received(now, connection.id, frame);
-    peers_.touch(*connection.peer);
-  };
-  if (const ConnectionId id = connection.id; mutant("attach_before_proof")) {
-    attach();
-    if (table_.find(id) == nullptr) return;
-  }
   const wire::Hello welcome = wire::decode_hello(frame.control());
   if (welcome.instance != connection.theirs->instance || welcome.name != connection.theirs->name) {
     wire::fail("two peers on one connection");
@@ -240,12 +230,13 @@ void Connections::welcomed(Time now, Connection& connection, const wire::Receive
   }
   connection.scope = verdict.scope;
   connection.ours.proof.clear();
-  if (!mutant("attach_before_proof")) attach();
+  if (!enter(now, connection)) return;
+  connection.peer->session.received(now, connection.id, frame);
+  peers_.touch(*connection.peer);
 }
 
 // The other side has proven itself: only now may it affect this peer's state.
 bool Connections::enter(Time now, Connection& connection) {
-  if (mutant("ignore_scopes")) connection.scope.clear();
   if (const Error wrong = objection_to_name(now, connection)) {
     refuse(now, connection, wrong);
     return false;
@@ -317,7 +308,7 @@ void Connections::drop_refused(Time now, const Connection& connection, std::stri
   const std::string address = connection.dialled;
   const bool of_this_user = connection.kind == wire::PathKind::shm;
   const bool certain = !address.empty() || of_this_user;
-  const bool has_name = of_this_user || connection.proven || mutant("believe_names_of_refusals");
+  const bool has_name = of_this_user || connection.proven;
   if (!has_name) name.clear();
   drop(now, connection.id, error, true);
   if (final && certain) fail_callers(now, address, name, error);
@@ -349,8 +340,7 @@ void Connections::fail_callers(Time now, const std::string& address, const std::
   const Duration refused_for = target == nullptr ? Duration(0) : Dialler::refused(*target, now);
   const bool only_way = !peers_.any_is_up() && dialler_.refused_everywhere(address);
   const bool name_is_taken = error.code == ErrorCode::error &&
-                             (refused_for >= shared_.config.timing.suspect_after + kHolderLives ||
-                              mutant("first_refusal_is_final"));
+                             refused_for >= shared_.config.timing.suspect_after + kHolderLives;
   if (!address.empty() && (error.code == ErrorCode::auth || name_is_taken)) {
     shared_.post(Refused{name, only_way, error});
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "rpc/addresses.h"
 
 namespace moolink::rpc {
@@ -104,7 +103,6 @@ void Dialler::dial_better_path(Time now, const Peer& peer) {
 }
 
 void Dialler::redial_peer(Time now, Peer& peer) {
-  if (mutant("no_redial")) return;
   for (auto& [address, target] : targets_) {
     if (target.instance != peer.instance || target.state != DialTarget::State::idle) continue;
     target.next_try = std::min(target.next_try, now + shared_.config.redial_first);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "wire/hostile_messages.h"
 
 namespace moolink::rpc {
@@ -89,8 +88,7 @@ void Directory::add(Time now, const std::string& name, session::OutgoingMessage 
 // Names that members of one group search are hidden from other groups: a peer confined to a group
 // is only asked, and only believed, about that group.
 bool Directory::may_ask(const Peer& peer, const Search& search) const {
-  if (peer.scope.empty() || !shared_.authenticator.scope().empty() || mutant("ask_other_groups"))
-    return true;
+  if (peer.scope.empty() || !shared_.authenticator.scope().empty()) return true;
   return std::ranges::any_of(search.services,
                              [&](const auto& waiting) { return waiting.scope == peer.scope; });
 }
@@ -121,7 +119,6 @@ void Directory::due(Time now, std::uint64_t number) {
     searches_.erase(entry);
     return;
   }
-  if (mutant("search_asks_once")) return;
   search.pause = std::min(2 * search.pause, shared_.config.find_last);
   shared_.timers.push({now + search.pause, Timer::Kind::search, search.number, {}});
   ask_all_peers(now, search);
@@ -136,9 +133,7 @@ void Directory::drop_overdue(Time now, Search& search) {
   });
 }
 
-void Directory::undelivered(const Uid& instance) {
-  if (!mutant("undelivered_in_silence")) shared_.post(Undelivered{instance});
-}
+void Directory::undelivered(const Uid& instance) { shared_.post(Undelivered{instance}); }
 
 void Directory::fail_calls(const std::string& name, bool all, const Error& error) {
   std::vector<CallId> failing;
@@ -262,7 +257,7 @@ void Directory::directory_message(Time now, Peer& from, const wire::Payload& pay
   }
   // A peer of one group learns of its own group and of peers of the whole job.
   std::set<std::string> groups = peers_.groups_of(name);
-  if (!from.scope.empty() && !mutant("tell_of_other_groups")) {
+  if (!from.scope.empty()) {
     const bool has_own = groups.contains(from.scope);
     std::erase_if(groups, [&](const std::string& group) {
       return has_own ? group != from.scope : !group.empty();
@@ -304,8 +299,8 @@ Peer* Directory::receiver_of(const PeerName& of) const {
   const auto if_up = [](Peer* peer) { return peer != nullptr && peer->up ? peer : nullptr; };
   Peer* first = if_up(peers_.find(of.name, of.group));
   if (first != nullptr) return first;
-  const bool first_found = !shared_.authenticator.scope().empty() || mutant("first_namesake");
-  if (!first_found && (of.group.empty() || !mutant("token_before_group"))) {
+  const bool first_found = !shared_.authenticator.scope().empty();
+  if (!first_found) {
     const auto meaning = meanings_.find(of);
     return meaning == meanings_.end() ? nullptr : if_up(peers_.find(meaning->second));
   }
@@ -407,7 +402,6 @@ void Directory::namesakes_message(Time now, Peer& from, const wire::Payload& pay
 // A peer with the key of `group` (empty: with the token) has the name. The meanings of the name
 // alone, and with that group, may have changed.
 void Directory::forget_meanings(const std::string& name, const std::string& group) {
-  if (mutant("late_namesake")) return;
   for (const PeerName& of : {PeerName{name, {}}, PeerName{name, group}}) {
     const auto meaning = meanings_.find(of);
     if (meaning == meanings_.end()) continue;
@@ -419,7 +413,7 @@ void Directory::forget_meanings(const std::string& name, const std::string& grou
 // The peer is up: it may be a namesake, and know others.
 void Directory::exchange_namesakes(Time now, Peer& peer) {
   forget_meanings(peer.name, peer.scope);
-  if (peer.tells_namesakes && !mutant("late_namesake")) meanings_.clear();
+  if (peer.tells_namesakes) meanings_.clear();
   for (const auto& [instance, other] : peers_.all()) {
     if (other->up && other->names_asked.contains(peer.name)) {
       tell_namesakes(now, *other, peer.name);

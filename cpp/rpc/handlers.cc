@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "rpc/messages.h"
 
 namespace moolink::rpc {
@@ -36,7 +35,7 @@ void Handlers::delivered_call(Time now, Peer& peer, session::Deliver& delivered)
     peer.early_cancels.erase(early);
     return;
   }
-  if (delivered.deadline <= now && !mutant("run_expired_call")) return;  // no waiting caller
+  if (delivered.deadline <= now) return;  // no waiting caller
   const std::string& name = shared_.config.name;
   const auto fail = [&](ErrorCode code, std::string text) {
     send_result(
@@ -77,7 +76,6 @@ void Handlers::delivered_cancel(Peer& peer, const session::Deliver& delivered) {
     stop(key, true);
     return;
   }
-  if (mutant("forget_early_cancel")) return;
   peer.early_cancels.push_back(head.id);  // or the reply is in transit: then it is never looked up
   if (peer.early_cancels.size() > kEarlyCancels) peer.early_cancels.pop_front();
 }
@@ -94,7 +92,7 @@ void Handlers::take_credit(const CallKey& key, std::uint64_t allowed) {
   if (!items) wire::fail("credit for a call that is no stream");
   if (allowed > items->sent + kMostCredit) wire::fail("a stream of too many items at once");
   // Credits may overtake each other.
-  if (allowed <= items->allowed && !mutant("credit_goes_back")) return;
+  if (allowed <= items->allowed) return;
   items->allowed = allowed;
   shared_.post(CreditRaised{key, allowed});
 }
@@ -193,7 +191,6 @@ void Handlers::balance_handlers(Peer& peer) {
   const bool over = peer.queued_bytes > shared_.config.max_queued_bytes;
   const bool under = peer.queued_bytes <= shared_.config.max_queued_bytes / 2;
   if (over == peer.handlers_held || (peer.handlers_held && !under)) return;
-  if (mutant("handlers_stay_held") && peer.handlers_held) return;
   shared_.post(HoldHandlers{peer.instance, over});
   peer.handlers_held = over;
 }
@@ -206,7 +203,6 @@ void Handlers::balance_window(Time now, Peer& peer) {
   const bool over = calls > config.max_running_calls || bytes > config.max_running_bytes;
   const bool under = calls <= config.max_running_calls / 2 && bytes <= config.max_running_bytes / 2;
   if (over == peer.held || (peer.held && !under)) return;
-  if (mutant("window_stays_shut") && peer.held) return;
   peer.held = over;
   peer.calls_since_held = peer.bytes_since_held = 0;
   peer.session.set_receive_window(now, config.limits.send_window_bytes,

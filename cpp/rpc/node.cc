@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
 #include "rpc/explain.h"
 #include "rpc/messages.h"
 
@@ -108,7 +107,7 @@ void Node::send_service_to(Time now, const Uid& instance, const std::string& nam
   }
   Peer* peer = peers_.find(instance);
   if (peer != nullptr && !peer->may_concern(scope)) return;
-  const bool any = instance.empty() || mutant("services_by_name");
+  const bool any = instance.empty();
   if (any && (peer == nullptr || !peer->up)) {
     peer = peers_.find(name, {});
     if (peer == nullptr) peer = peers_.find(name, scope);
@@ -199,7 +198,7 @@ std::span<std::byte> Node::chunk_target(ConnectionId connection, const wire::Chu
 void Node::return_loans(Time now, const Uid& lender, std::uint64_t session,
                         std::span<const std::uint64_t> loans) {
   Peer* peer = peers_.find(lender);
-  if (peer == nullptr || mutant("loans_are_not_returned")) return;
+  if (peer == nullptr) return;
   peers_.guarded(*peer, [&] {
     peers_.touch(*peer);
     peer->session.return_loans(now, session, loans);

@@ -1,6 +1,5 @@
 #include "rpc/peers.h"
 
-#include "base/mutant.h"
 #include "rpc/messages.h"
 
 namespace moolink::rpc {
@@ -10,7 +9,6 @@ session::OutgoingMessage service_message(Service service, wire::Payload payload)
       message_of(MessageKind::service,
                  with_head(ServiceHead{static_cast<std::uint8_t>(service)}, std::move(payload)));
   message.lane = static_cast<std::uint16_t>(kServiceLanes | static_cast<std::uint16_t>(service));
-  if (mutant("unordered_services")) message.lane = 0;
   return message;
 }
 
@@ -36,7 +34,7 @@ std::set<std::string> Peers::groups_of(const std::string& name) const {
 
 bool Peers::answers(Time now, const Peer* peer) {
   if (peer == nullptr || !peer->session.connected()) return false;
-  return mutant("no_redial_when_silent") || !peer->session.suspected(now);
+  return !peer->session.suspected(now);
 }
 
 std::vector<PeerInfo> Peers::infos(Time now) const {
@@ -129,13 +127,11 @@ void Peers::send(Time now, Peer& peer, session::OutgoingMessage message) {
   guarded(peer, [&] {
     touch(peer);
     const bool small = message.payload.bytes() <= session::kInlineBytes;
-    const bool has_order =
-        peer.queued_lanes.must_wait(message.lane) && !mutant("overtake_in_queue");
+    const bool has_order = peer.queued_lanes.must_wait(message.lane);
     if (!has_order && (small || peer.queued.empty()) &&
         peer.session.send(now, std::move(message))) {
       return;
     }
-    if (mutant("drop_when_window_is_full")) return;
     queue(peer, std::move(message));  // NOLINT(bugprone-use-after-move): send() left it
   });
 }

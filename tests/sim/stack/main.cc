@@ -32,12 +32,6 @@ const std::vector<std::string> kMutants = {
     "no_failover",
     "done_before_filled",
     "resume_unknown_session",
-    // rpc
-    "complete_twice",
-    "run_expired_call",
-    "send_again_after_loss",
-    "no_redial",
-    "undelivered_in_silence",  // drops a message without Undelivered
     // group
     "broker_reuses_epoch",
     "broker_forgets_on_restart_issues_low_epoch",
