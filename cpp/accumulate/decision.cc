@@ -17,7 +17,7 @@ using group::View;
 using Flushes = std::map<Uid, Flush>;
 
 bool is_founder(const Flush& flush) {
-  return flush.founded != 0 && flush.standing == Standing::complete;
+  return flush.founded != 0 && flush.status == StateStatus::complete;
 }
 
 // The history that continues: the view's, or another that a member still holds, because a broker
@@ -26,7 +26,7 @@ Uid lineage_of(const View& view, const Flushes& flushes) {
   const Flush* furthest = nullptr;
   for (const MemberInfo& member : view.members) {
     const auto at = flushes.find(member.instance);
-    if (at == flushes.end() || at->second.standing != Standing::complete) continue;
+    if (at == flushes.end() || at->second.status != StateStatus::complete) continue;
     if (is_founder(at->second)) continue;
     if (at->second.lineage == view.lineage) return view.lineage;
     if (furthest == nullptr || at->second.have > furthest->have) furthest = &at->second;
@@ -55,8 +55,8 @@ class Council {
   void find_founder();
   void choose_leader();
   void settle_rounds();
-  Standing standing_of(const Survivor& survivor) const;
-  MemberStanding standing_of(const MemberInfo& member) const;
+  StateStatus status_of(const Survivor& survivor) const;
+  MemberStatus status_of(const MemberInfo& member) const;
   bool can_complete(const Survivor& survivor) const;
   std::vector<Uid> holders(const SnapshotId& id) const;
   std::vector<Contribution> lost() const;
@@ -85,7 +85,7 @@ void Council::find_survivors() {
   std::vector<Survivor> candidates;
   for (const MemberInfo& member : view_.members) {
     const Flush* flush = flush_of(member.instance);
-    if (flush == nullptr || flush->standing == Standing::stateless) continue;
+    if (flush == nullptr || flush->status == StateStatus::stateless) continue;
     if (is_founder(*flush)) continue;
     if (flush->lineage == lineage) active_ = std::max(active_, flush->active);
     if (flush->lineage != lineage && flush->applied_lineage != lineage) continue;
@@ -106,7 +106,7 @@ void Council::find_survivors() {
 // history, the last one continues.
 void Council::find_founder() {
   const bool held = std::ranges::any_of(survivors_, [](const Survivor& survivor) {
-    return survivor.flush->standing == Standing::complete &&
+    return survivor.flush->status == StateStatus::complete &&
            survivor.member->role != Role::observer;
   });
   if (held) return;
@@ -131,7 +131,7 @@ void Council::choose_leader() {
   };
   for (const Survivor& survivor : survivors_) {
     if (survivor.member->role == Role::observer) continue;
-    if (survivor.flush->standing != Standing::complete) continue;
+    if (survivor.flush->status != StateStatus::complete) continue;
     if (best == nullptr || order(survivor) > order(*best)) best = &survivor;
   }
   if (best != nullptr) {
@@ -165,7 +165,7 @@ void Council::settle_rounds() {
       settled.record = known.record;
       settled.donors.push_back(survivor.member->instance);
     }
-    if (survivor.flush->standing != Standing::complete) continue;
+    if (survivor.flush->status != StateStatus::complete) continue;
     if (survivor.member->role == Role::observer) continue;
     const std::uint64_t have = survivor.flush->have;
     if (mutant("recompute_instead_of_fetch") && !first) {
@@ -198,35 +198,36 @@ std::vector<Uid> Council::holders(const SnapshotId& id) const {
   return holders;
 }
 
-Standing Council::standing_of(const Survivor& survivor) const {
-  if (is_demoted(survivor.member->instance) || !can_complete(survivor)) return Standing::stateless;
-  if (survivor.flush->standing == Standing::complete) return Standing::complete;
+StateStatus Council::status_of(const Survivor& survivor) const {
+  if (is_demoted(survivor.member->instance) || !can_complete(survivor))
+    return StateStatus::stateless;
+  if (survivor.flush->status == StateStatus::complete) return StateStatus::complete;
   const SnapshotId& id = survivor.flush->snapshot;
   const bool can_follow = id.version <= round_ && !holders(id).empty();
-  return can_follow ? Standing::pending : Standing::stateless;
+  return can_follow ? StateStatus::pending : StateStatus::stateless;
 }
 
-MemberStanding Council::standing_of(const MemberInfo& member) const {
-  MemberStanding standing;
-  standing.instance = member.instance;
-  if (fresh_ && &member == leader_) standing.standing = Standing::complete;
+MemberStatus Council::status_of(const MemberInfo& member) const {
+  MemberStatus status;
+  status.instance = member.instance;
+  if (fresh_ && &member == leader_) status.status = StateStatus::complete;
   for (const Survivor& survivor : survivors_) {
     if (survivor.member != &member) continue;
-    standing.standing = standing_of(survivor);
-    if (standing.standing == Standing::pending) standing.snapshot = survivor.flush->snapshot;
+    status.status = status_of(survivor);
+    if (status.status == StateStatus::pending) status.snapshot = survivor.flush->snapshot;
   }
   const Flush* flush = flush_of(member.instance);
   const Flush& leader = *flush_of(leader_->instance);
   if (flush != nullptr &&
       (flush->layout != leader.layout || flush->bucket_bytes != leader.bucket_bytes)) {
-    standing.standing = Standing::stateless;
-    standing.refused = "the parameters of " + member.name + " (" + flush->layout_text +
-                       ") do not fit those of the leader " + leader_->name + " (" +
-                       leader.layout_text +
-                       "): build the same model on every peer, with the same max_grad_norm and "
-                       "on_nonfinite, or use another group";
+    status.status = StateStatus::stateless;
+    status.refused = "the parameters of " + member.name + " (" + flush->layout_text +
+                     ") do not fit those of the leader " + leader_->name + " (" +
+                     leader.layout_text +
+                     "): build the same model on every peer, with the same max_grad_norm and "
+                     "on_nonfinite, or use another group";
   }
-  return standing;
+  return status;
 }
 
 std::vector<Contribution> Council::lost() const {
@@ -256,9 +257,9 @@ Decision Council::decide() {
   resume.fresh = fresh_;
   std::set<SnapshotId> awaited;
   for (const MemberInfo& member : view_.members) {
-    resume.members.push_back(standing_of(member));
-    const MemberStanding& standing = resume.members.back();
-    if (standing.standing == Standing::pending) awaited.insert(standing.snapshot);
+    resume.members.push_back(status_of(member));
+    const MemberStatus& status = resume.members.back();
+    if (status.status == StateStatus::pending) awaited.insert(status.snapshot);
   }
   for (const SnapshotId& id : awaited) resume.snapshots.push_back({id, holders(id)});
   std::uint64_t everywhere = round_;

@@ -95,12 +95,12 @@ struct OfSnapshot {
 };
 
 // A peer's relation to the group's state.
-enum class Standing : std::uint8_t {
+enum class StateStatus : std::uint8_t {
   stateless,  // takes part in reductions with zeros, keeps no result
   pending,    // promised a snapshot; keeps every result after its version
   complete,   // has the state and every result after it
 };
-constexpr Standing enum_max(Standing) { return Standing::complete; }
+constexpr StateStatus enum_max(StateStatus) { return StateStatus::complete; }
 
 // --- rounds --------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ struct KnownRound {
 
 // member -> coordinator (rank 0 of the view): the member's facts, unchanged until RESUME
 struct Flush {
-  Standing standing = Standing::stateless;
+  StateStatus status = StateStatus::stateless;
   Uid lineage;                // of the last epoch that was active
   std::uint64_t applied = 0;  // last epoch whose RESUME this member carried out
   Uid applied_lineage;        // of that epoch
@@ -191,19 +191,19 @@ struct Flush {
   std::string layout_text;
 
   auto fields() {
-    return std::tie(standing, lineage, applied, applied_lineage, active, founded, version, have,
+    return std::tie(status, lineage, applied, applied_lineage, active, founded, version, have,
                     snapshot, holds, rounds, queued, demote, led, stalled, layout, bucket_bytes,
                     layout_text);
   }
 };
 
-struct MemberStanding {
+struct MemberStatus {
   Uid instance;
-  Standing standing = Standing::stateless;
+  StateStatus status = StateStatus::stateless;
   SnapshotId snapshot;  // when pending
   std::string refused;  // not empty: takes no part, and why
 
-  auto fields() { return std::tie(instance, standing, snapshot, refused); }
+  auto fields() { return std::tie(instance, status, snapshot, refused); }
 };
 
 struct SettledRound {
@@ -225,8 +225,8 @@ struct Resume {
   Uid leader;
   std::uint64_t round = 0;
   bool fresh = false;  // no member had the state: the leader's own parameters begin a history
-  std::vector<MemberStanding> members;  // in rank order
-  std::vector<SettledRound> rounds;     // that some member lacks, in order
+  std::vector<MemberStatus> members;  // in rank order
+  std::vector<SettledRound> rounds;   // that some member lacks, in order
   std::vector<SnapshotHolders> snapshots;
 
   auto fields() { return std::tie(leader, round, fresh, members, rounds, snapshots); }

@@ -24,7 +24,7 @@ class World {
     view_.epoch = 1;
     view_.lineage = {5, 5};
     for (std::size_t i = 0; i < kMembers; ++i) {
-      Machine::Config config;
+      Config config;
       config.group = "g";
       config.instance = id_of(i);
       config.name = "p" + std::to_string(i);
@@ -85,7 +85,7 @@ class World {
     for (bool acted = true; acted;) {
       acted = false;
       for (std::size_t i = 0; i < kMembers; ++i) {
-        for (Machine::Action& action : machines_[i]->take_actions()) {
+        for (Action& action : machines_[i]->take_actions()) {
           carry_out(i, action);
           acted = true;
         }
@@ -102,14 +102,14 @@ class World {
     wire::Payload payload;
   };
 
-  void carry_out(std::size_t from, Machine::Action& action) {
-    if (auto* send = std::get_if<Machine::Send>(&action)) {
+  void carry_out(std::size_t from, Action& action) {
+    if (auto* send = std::get_if<Send>(&action)) {
       for (std::size_t to = 0; to < kMembers; ++to) {
         if (send->instance != id_of(to)) continue;
         mail_.post({id_of(from), to, send->service, send->payload});
         due_.push_back({id_of(from), to, send->service, std::move(send->payload)});
       }
-    } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
+    } else if (const auto* reduce = std::get_if<Reduce>(&action)) {
       for (const Buffer& input : reduce->inputs) FUZZ_CHECK(input.size() == kBucket);
       machines_[from]->reduced(now_, reduce->epoch, reduce->round,
                                HeapAllocator().allocate(kBucket));
@@ -211,7 +211,7 @@ std::vector<Bytes> seeds() {
   say(flush);
   Resume resume;
   resume.leader = id_of(0);
-  resume.members = {{id_of(1), Standing::complete, {}, ""}};
+  resume.members = {{id_of(1), StateStatus::complete, {}, ""}};
   resume.rounds = {{record, {id_of(0)}}};
   resume.snapshots = {{{1, 7}, {id_of(0)}}};
   say(resume);

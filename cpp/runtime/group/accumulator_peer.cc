@@ -22,11 +22,11 @@ std::uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-accumulate::Machine::Config machine_config(const RpcPeer& rpc, const std::string& group,
-                                           const AccumulatorPeer::Options& options,
-                                           const BucketLayout& bucket) MOOLINK_LOCKED {
+accumulate::Config machine_config(const RpcPeer& rpc, const std::string& group,
+                                  const AccumulatorPeer::Options& options,
+                                  const BucketLayout& bucket) MOOLINK_LOCKED {
   check_name("an accumulator's name", options.name);
-  accumulate::Machine::Config config;
+  accumulate::Config config;
   config.group = join_names({group, options.name});
   config.instance = rpc.instance();
   config.name = rpc.node().name();
@@ -373,7 +373,7 @@ void AccumulatorPeer::set_state(wire::Payload state) {
   look(from_user([&](Time now) MOOLINK_LOCKED { machine_.set_state(now, std::move(state)); }));
 }
 
-std::optional<accumulate::Machine::NewState> AccumulatorPeer::new_state() {
+std::optional<accumulate::NewState> AccumulatorPeer::new_state() {
   const Engine::Lock lock = lock_open();
   return machine_.new_state();
 }

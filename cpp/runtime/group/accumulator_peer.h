@@ -107,7 +107,7 @@ class AccumulatorPeer : public Driven, private ViewObserver {
   void withdraw() MOOLINK_UNLOCKED;
   void set_state(wire::Payload state) MOOLINK_UNLOCKED;
   // The state that has arrived, if it is still wanted.
-  std::optional<accumulate::Machine::NewState> new_state() MOOLINK_UNLOCKED;
+  std::optional<accumulate::NewState> new_state() MOOLINK_UNLOCKED;
   // The user has installed it: its version is the model's from now on, unless another state
   // replaced it meanwhile, which is shown next.
   void state_installed(std::uint64_t number) MOOLINK_UNLOCKED;
@@ -165,32 +165,32 @@ class AccumulatorPeer : public Driven, private ViewObserver {
   void settle(Time now) MOOLINK_LOCKED;
   void carry_out(Time now) MOOLINK_LOCKED;
   // accumulator_peer_actions.cc
-  void perform(Time now, accumulate::Machine::Send& action) MOOLINK_LOCKED;
-  void perform(Time now, accumulate::Machine::EnterEpoch& action) MOOLINK_LOCKED;
-  void perform(Time now, accumulate::Machine::Reduce& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Send& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::EnterEpoch& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Reduce& action) MOOLINK_LOCKED;
   // Sends no message: this peer is out of the group, and will start from another state.
-  void perform(Time, accumulate::Machine::Dropped&) MOOLINK_LOCKED {}
-  void perform(Time now, accumulate::Machine::Lost& action) MOOLINK_LOCKED;
-  void perform(Time now, accumulate::Machine::Divergence& action) MOOLINK_LOCKED;
-  void perform(Time now, accumulate::Machine::Demote& action) MOOLINK_LOCKED;
-  void perform(Time now, accumulate::Machine::Activate& action) MOOLINK_LOCKED {
+  void perform(Time, accumulate::Dropped&) MOOLINK_LOCKED {}
+  void perform(Time now, accumulate::Lost& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Divergence& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Demote& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Activate& action) MOOLINK_LOCKED {
     group_->activate(now, *this, action.epoch);
   }
-  void perform(Time now, accumulate::Machine::HasState& action) MOOLINK_LOCKED {
+  void perform(Time now, accumulate::HasState& action) MOOLINK_LOCKED {
     group_->set_has_state(now, *this, action.has_state);
   }
-  void perform(Time now, accumulate::Machine::StaleFrame& action) MOOLINK_LOCKED {
+  void perform(Time now, accumulate::StaleFrame& action) MOOLINK_LOCKED {
     group_->stale_frame(now, action.instance, action.epoch);
   }
-  void perform(Time now, accumulate::Machine::Failed& action) MOOLINK_LOCKED;
-  void perform(Time, accumulate::Machine::Wake&) MOOLINK_LOCKED { wake(); }
-  void perform(Time now, accumulate::Machine::Log& action) MOOLINK_LOCKED;
+  void perform(Time now, accumulate::Failed& action) MOOLINK_LOCKED;
+  void perform(Time, accumulate::Wake&) MOOLINK_LOCKED { wake(); }
+  void perform(Time now, accumulate::Log& action) MOOLINK_LOCKED;
   // After an action fails: a message ends the session, a reduction fails, any other action makes
   // this peer start over.
-  void end(const accumulate::Machine::Send& action, const Error& error) MOOLINK_LOCKED {
+  void end(const accumulate::Send& action, const Error& error) MOOLINK_LOCKED {
     rpc_->fail_peer(action.instance, error);
   }
-  void end(const accumulate::Machine::Reduce& action, const Error& error) MOOLINK_LOCKED {
+  void end(const accumulate::Reduce& action, const Error& error) MOOLINK_LOCKED {
     machine_.reduce_failed(io::now(), action.epoch, action.round, error);
   }
   template <class Other>
@@ -198,7 +198,7 @@ class AccumulatorPeer : public Driven, private ViewObserver {
     group_->start_over(error);
   }
   void not_reduced(const Reduction& reduction, const Error& error) MOOLINK_LOCKED;
-  collective::OpId start(const accumulate::Machine::Reduce& action, std::size_t index,
+  collective::OpId start(const accumulate::Reduce& action, std::size_t index,
                          const MutableBuffer& whole) MOOLINK_LOCKED;
   void fail_reductions(const Error& error) MOOLINK_LOCKED;
   void section_done(collective::Engine::Done done) MOOLINK_LOCKED;

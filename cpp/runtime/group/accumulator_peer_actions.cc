@@ -12,12 +12,12 @@ namespace moolink::runtime {
 
 using accumulate::Machine;
 
-void AccumulatorPeer::perform(Time, Machine::Send& action) {
+void AccumulatorPeer::perform(Time, accumulate::Send& action) {
   rpc_->send_service_to(action.instance, action.name, static_cast<rpc::Service>(action.service),
                         std::move(action.payload), group_->name());
 }
 
-void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
+void AccumulatorPeer::perform(Time now, accumulate::EnterEpoch& action) {
   runner_->enter(now, action.members,
                  {.code = ErrorCode::group_changed,
                   .message = "the group changed",
@@ -25,11 +25,11 @@ void AccumulatorPeer::perform(Time now, Machine::EnterEpoch& action) {
                   .ran = Ran::maybe});
 }
 
-void AccumulatorPeer::perform(Time, Machine::Lost& action) {
+void AccumulatorPeer::perform(Time, accumulate::Lost& action) {
   std::ranges::move(action.contributions, std::back_inserter(lost_));
 }
 
-void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
+void AccumulatorPeer::perform(Time, accumulate::Divergence& action) {
   std::string names;
   for (const std::string& name : action.names) names += " '" + name + "'";
   divergence_ = {
@@ -44,22 +44,22 @@ void AccumulatorPeer::perform(Time, Machine::Divergence& action) {
   wake();
 }
 
-void AccumulatorPeer::perform(Time now, Machine::Demote& action) {
+void AccumulatorPeer::perform(Time now, accumulate::Demote& action) {
   group_->ask_demotion(now, action.instance);
 }
 
-void AccumulatorPeer::perform(Time, Machine::Failed& action) {
+void AccumulatorPeer::perform(Time, accumulate::Failed& action) {
   failure_ = std::move(action.error);
   wake();
 }
 
-void AccumulatorPeer::perform(Time, Machine::Log& action) {
+void AccumulatorPeer::perform(Time, accumulate::Log& action) {
   rpc_->context()->log(action.level, "accumulator '" + scope_ + "': " + action.text);
 }
 
 // --- rounds
 
-void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
+void AccumulatorPeer::perform(Time, accumulate::Reduce& action) {
   const std::size_t sections = layout_.sections.size();
   const auto reduction =
       std::make_shared<Reduction>(Reduction{action.epoch, action.round, sections, {}, {}});
@@ -79,7 +79,7 @@ void AccumulatorPeer::perform(Time, Machine::Reduce& action) {
 
 // A round is one operation for each section. The leader numbers the rounds that use shared memory,
 // so that all members start the same operations in the same order.
-collective::OpId AccumulatorPeer::start(const Machine::Reduce& action, std::size_t index,
+collective::OpId AccumulatorPeer::start(const accumulate::Reduce& action, std::size_t index,
                                         const MutableBuffer& whole) {
   const BucketSection& section = layout_.sections[index];
   const std::size_t offset = layout_.offsets[index];

@@ -26,7 +26,7 @@ group::View view_of(std::vector<std::uint64_t> members) {
 
 Flush complete(std::uint64_t have, std::uint64_t version) {
   Flush flush;
-  flush.standing = Standing::complete;
+  flush.status = StateStatus::complete;
   flush.lineage = kLineage;
   flush.applied = flush.active = 8;
   flush.applied_lineage = kLineage;
@@ -56,7 +56,7 @@ TEST("decision: a round stands if one survivor has it and none before it is miss
   CHECK_EQ(resume.rounds.size(), std::size_t{2});
   CHECK((resume.rounds[0].donors == std::vector<Uid>{uid(2)}));
   CHECK((resume.rounds[1].donors == std::vector<Uid>{uid(1)}));
-  for (const auto& member : resume.members) CHECK(member.standing == Standing::complete);
+  for (const auto& member : resume.members) CHECK(member.status == StateStatus::complete);
 }
 
 TEST("decision: who was not in the last active epoch is no survivor, however far it got") {
@@ -66,21 +66,21 @@ TEST("decision: who was not in the last active epoch is no survivor, however far
       decide(view_of({1, 2}), {{uid(1), zombie}, {uid(2), complete(12, 12)}}).resume;
   CHECK(resume.leader == uid(2));
   CHECK_EQ(resume.round, std::uint64_t{12});
-  CHECK(resume.members[0].standing == Standing::stateless);
+  CHECK(resume.members[0].status == StateStatus::stateless);
 }
 
 TEST("decision: who did not learn any more that the epoch was active is a survivor of it") {
   Flush late = complete(12, 12);
   late.lineage = Uid{6, 6};  // of the epoch before
   late.active = 7;
-  const auto standing = [&] {
+  const auto status = [&] {
     return decide(view_of({1, 2}), {{uid(1), late}, {uid(2), complete(12, 12)}})
         .resume.members[0]
-        .standing;
+        .status;
   };
-  CHECK(standing() == Standing::complete);
+  CHECK(status() == StateStatus::complete);
   late.applied_lineage = Uid{6, 6};  // another group's epoch of the same number
-  CHECK(standing() == Standing::stateless);
+  CHECK(status() == StateStatus::stateless);
 }
 
 TEST("decision: the old leader stays; else who applied most, then the lowest rank") {
@@ -101,13 +101,13 @@ TEST("decision: a demotion that a leader asked for is void without that leader")
   Flush led = complete(10, 10);
   led.led = true;
   led.demote = {uid(2)};
-  const auto standing = [&](std::vector<std::uint64_t> members) {
+  const auto status = [&](std::vector<std::uint64_t> members) {
     const Resume resume =
         decide(view_of(members), {{uid(1), led}, {uid(2), complete(10, 9)}}).resume;
-    return resume.members.back().standing;
+    return resume.members.back().status;
   };
-  CHECK(standing({1, 2}) == Standing::stateless);
-  CHECK(standing({2}) == Standing::complete);
+  CHECK(status({1, 2}) == StateStatus::stateless);
+  CHECK(status({2}) == StateStatus::complete);
 }
 
 TEST("decision: where nobody has the state the greatest model version begins the history") {
@@ -117,8 +117,8 @@ TEST("decision: where nobody has the state the greatest model version begins the
   const Resume resume = decide(view_of({1, 2}), {{uid(1), a}, {uid(2), b}}).resume;
   CHECK(resume.fresh && resume.leader == uid(2));
   CHECK_EQ(resume.round, std::uint64_t{40});
-  CHECK(resume.members[0].standing == Standing::stateless);
-  CHECK(resume.members[1].standing == Standing::complete);
+  CHECK(resume.members[0].status == StateStatus::stateless);
+  CHECK(resume.members[1].status == StateStatus::complete);
 }
 
 TEST("decision: of histories begun in epochs that were never active the last one goes on") {
@@ -132,28 +132,26 @@ TEST("decision: of histories begun in epochs that were never active the last one
   Resume resume = decide(view_of({1, 2}), {{uid(1), first}, {uid(2), last}}).resume;
   CHECK(!resume.fresh);
   CHECK(resume.leader == uid(2));
-  CHECK(resume.members[0].standing == Standing::stateless);
-  CHECK(resume.members[1].standing == Standing::complete);
+  CHECK(resume.members[0].status == StateStatus::stateless);
+  CHECK(resume.members[1].status == StateStatus::complete);
 
   const Flush member = complete(5, 5);  // of one that was
   resume = decide(view_of({1, 2, 3}), {{uid(1), first}, {uid(2), last}, {uid(3), member}}).resume;
   CHECK(resume.leader == uid(3));
-  CHECK(resume.members[1].standing == Standing::stateless);
+  CHECK(resume.members[1].status == StateStatus::stateless);
 }
 
 TEST("decision: a promised snapshot is awaited on only while somebody holds it") {
   Flush pending = complete(12, 0);
-  pending.standing = Standing::pending;
+  pending.status = StateStatus::pending;
   pending.snapshot = {8, 11};
   Flush holder = complete(12, 12);
-  const auto standing = [&] {
-    return decide(view_of({1, 2}), {{uid(1), holder}, {uid(2), pending}})
-        .resume.members[1]
-        .standing;
+  const auto status = [&] {
+    return decide(view_of({1, 2}), {{uid(1), holder}, {uid(2), pending}}).resume.members[1].status;
   };
-  CHECK(standing() == Standing::stateless);
+  CHECK(status() == StateStatus::stateless);
   holder.holds = {{8, 11}};
-  CHECK(standing() == Standing::pending);
+  CHECK(status() == StateStatus::pending);
 }
 
 TEST("decision: lost are contributions of the dead that are in no round that stands") {

@@ -16,7 +16,7 @@ void check_says(const Machine& machine, const std::string& part) {
 }
 
 TEST("explain: a member that has no accumulator of this name is named, and what to do") {
-  Machine::Config config;
+  Config config;
   config.group = "group/model";
   config.instance = Uid{1, 1};
   config.name = "a";

@@ -23,10 +23,9 @@ class Peers {
  public:
   // Each machine is on its own host, except that `neighbours` machines share the leader's host.
   explicit Peers(std::size_t count, std::uint64_t set_after_flush = 0,
-                 std::size_t backlog_bytes = Machine::Config{}.backlog_bytes,
-                 std::size_t neighbours = 0) {
+                 std::size_t backlog_bytes = Config{}.backlog_bytes, std::size_t neighbours = 0) {
     for (std::size_t i = 0; i < count; ++i) {
-      Machine::Config config;
+      Config config;
       config.group = "g";
       config.instance = Uid{1, i + 1};
       config.name = "p" + std::to_string(i);
@@ -194,26 +193,26 @@ class Peers {
  private:
   struct Mail {
     std::size_t from;
-    Machine::Send send;
+    Send send;
   };
 
   bool carry_out(std::size_t index) {
     const auto actions = machines_[index]->take_actions();
-    for (const Machine::Action& action : actions) {
-      if (const auto* send = std::get_if<Machine::Send>(&action)) {
+    for (const Action& action : actions) {
+      if (const auto* send = std::get_if<Send>(&action)) {
         const bool transfer = send->service == kSnapshotService;
         if (transfer && send->payload.parts.size() == 1) ++chunks_sent_[index];
         (transfer ? transfers_ : mail_).push_back({index, *send});
-      } else if (const auto* reduce = std::get_if<Machine::Reduce>(&action)) {
+      } else if (const auto* reduce = std::get_if<Reduce>(&action)) {
         ++reductions_;
         if (!reduces_ || !reduce->written.reaches(kBucketBytes)) continue;
         machines_[index]->reduced(now_, reduce->epoch, reduce->round,
                                   HeapAllocator().allocate(kBucketBytes));
-      } else if (const auto* log = std::get_if<Machine::Log>(&action)) {
+      } else if (const auto* log = std::get_if<Log>(&action)) {
         if (log->level == LogLevel::warning) ++warnings_;
-      } else if (const auto* failed = std::get_if<Machine::Failed>(&action)) {
+      } else if (const auto* failed = std::get_if<Failed>(&action)) {
         failures_[index] = failed->error.message;
-      } else if (std::holds_alternative<Machine::Demote>(action)) {
+      } else if (std::holds_alternative<Demote>(action)) {
         ++demotions_;
       }
     }

@@ -12,7 +12,7 @@ using namespace moolink::accumulate;
 
 // Eight members, on eight hosts or on one.
 void hand_on(std::size_t neighbours) {
-  Peers peers(8, 0, Machine::Config{}.backlog_bytes, neighbours);
+  Peers peers(8, 0, Config{}.backlog_bytes, neighbours);
   peers.users_come();
   CHECK(peers[0].wants_state().has_value());
   const Buffer bytes = state_bytes();
@@ -42,7 +42,7 @@ TEST("transfer: the leader sends a snapshot twice, and newcomers hand it on whil
 TEST("transfer: newcomers hand a snapshot on within a host, too") { hand_on(7); }
 
 TEST("transfer: two promises of one version hand on the same bytes") {
-  Peers peers(3, 0, Machine::Config{}.backlog_bytes, 2);
+  Peers peers(3, 0, Config{}.backlog_bytes, 2);
   peers.user_comes(1);
   peers.pass(milliseconds(250));  // others might have asked, too
   CHECK(peers[0].wants_state().has_value());
@@ -64,7 +64,7 @@ TEST("transfer: two promises of one version hand on the same bytes") {
 
 TEST("transfer: a snapshot has checksums once a member on another host needs it") {
   for (const std::size_t neighbours : {1, 2}) {
-    Peers peers(3, 0, Machine::Config{}.backlog_bytes, neighbours);
+    Peers peers(3, 0, Config{}.backlog_bytes, neighbours);
     peers.users_come();
     const Buffer bytes = state_bytes();
     peers.transfer_state(bytes);
@@ -227,8 +227,8 @@ TEST("version: a history does not begin at the version of a state that its leade
   Resume resume;
   resume.leader = Uid{1, 2};
   resume.fresh = true;
-  resume.members = {{Uid{1, 1}, Standing::stateless, {}, {}},
-                    {Uid{1, 2}, Standing::complete, {}, {}}};
+  resume.members = {{Uid{1, 1}, StateStatus::stateless, {}, {}},
+                    {Uid{1, 2}, StateStatus::complete, {}, {}}};
   peers.lie(0, 1, resume);
   CHECK_EQ(peers[1].model_version(), 7U);
   CHECK_EQ(peers.demotions(), 1U);  // it asks for another view

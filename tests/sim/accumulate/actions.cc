@@ -111,9 +111,9 @@ void World::perform(Process& process, const Engine::Action& action) {
   }
 }
 
-void World::perform(Process& process, const Machine::Action& action) {
+void World::perform(Process& process, const accumulate::Action& action) {
   const Time now = simulation_.now();
-  if (const auto* send = std::get_if<Machine::Send>(&action)) {
+  if (const auto* send = std::get_if<accumulate::Send>(&action)) {
     if (crashes_now(process)) return;
     const Uid from = process.instance;
     deliver(process.index, send->instance, send->service,
@@ -121,7 +121,7 @@ void World::perform(Process& process, const Machine::Action& action) {
               Process& target = this->process(to);
               if (target.made) target.machine->received(simulation_.now(), from, service, payload);
             });
-  } else if (const auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
+  } else if (const auto* enter = std::get_if<accumulate::EnterEpoch>(&action)) {
     process.learner->entered_epoch();
     const std::uint64_t epoch = enter->members->epoch;
     if (epoch != 0) {
@@ -131,13 +131,13 @@ void World::perform(Process& process, const Machine::Action& action) {
     Error changed;
     changed.code = ErrorCode::group_changed;
     process.engine->set_members(enter->members, changed);
-  } else if (const auto* reduction = std::get_if<Machine::Reduce>(&action)) {
+  } else if (const auto* reduction = std::get_if<accumulate::Reduce>(&action)) {
     reduce(process, *reduction);
-  } else if (const auto* dropped = std::get_if<Machine::Dropped>(&action)) {
+  } else if (const auto* dropped = std::get_if<accumulate::Dropped>(&action)) {
     require(process.disturbed, process.name + " dropped contributions though nothing befell it");
     ++coverage["drops"];
     process.learner->dropped(dropped->k);
-  } else if (const auto* lost = std::get_if<Machine::Lost>(&action)) {
+  } else if (const auto* lost = std::get_if<accumulate::Lost>(&action)) {
     ++coverage["losses named"];
     for (const auto& contribution : lost->contributions) {
       const int owner = index_of(contribution.instance);
@@ -145,7 +145,7 @@ void World::perform(Process& process, const Machine::Action& action) {
       lost_[{contribution.instance, contribution.k}][process.instance] =
           process.learner->installed();
     }
-  } else if (const auto* demote = std::get_if<Machine::Demote>(&action)) {
+  } else if (const auto* demote = std::get_if<accumulate::Demote>(&action)) {
     ++coverage["demotions asked for"];
     const int whom = index_of(demote->instance);
     const bool observer = whom >= 0 && this->process(whom).learner->habits().observer;
@@ -153,23 +153,23 @@ void World::perform(Process& process, const Machine::Action& action) {
     require(!peace_ || observer, process.name + " has " + name + " demoted without a fault");
     simulation_.note(process.name + " asks to demote " + name);
     process.member->ask_demotion(now, demote->instance);
-  } else if (const auto* activate = std::get_if<Machine::Activate>(&action)) {
+  } else if (const auto* activate = std::get_if<accumulate::Activate>(&action)) {
     process.member->activate(now, activate->epoch);
-  } else if (const auto* has = std::get_if<Machine::HasState>(&action)) {
+  } else if (const auto* has = std::get_if<accumulate::HasState>(&action)) {
     process.member->set_has_state(now, has->has_state);
-  } else if (const auto* stale = std::get_if<Machine::StaleFrame>(&action)) {
+  } else if (const auto* stale = std::get_if<accumulate::StaleFrame>(&action)) {
     const int from = index_of(stale->instance);
     if (from >= 0) {
       process.member->check_frame(now, stale->instance, this->process(from).name, stale->epoch);
     }
-  } else if (const auto* failed = std::get_if<Machine::Failed>(&action)) {
+  } else if (const auto* failed = std::get_if<accumulate::Failed>(&action)) {
     require(false, process.name + " failed: " + failed->error.message);
-  } else if (const auto* log = std::get_if<Machine::Log>(&action)) {
+  } else if (const auto* log = std::get_if<accumulate::Log>(&action)) {
     simulation_.note(process.name + ": " + log->text);
   }
 }
 
-void World::reduce(Process& process, const Machine::Reduce& reduction) {
+void World::reduce(Process& process, const accumulate::Reduce& reduction) {
   // The leader waits for those who keep up: results that wait never exceed their slots, but for
   // cuts that were under way when a member caught up.
   const std::uint64_t bound = 2 * setting_.parallel_gradients + 1;

@@ -143,7 +143,7 @@ void World::start(int index, bool observer, std::uint64_t version) {
   engine.self = peer.instance;
   peer.engine = std::make_unique<Engine>(std::move(engine));
 
-  Machine::Config machine;
+  accumulate::Config machine;
   machine.group = kGroup;
   machine.instance = peer.instance;
   machine.name = peer.name;

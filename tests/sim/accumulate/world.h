@@ -101,8 +101,8 @@ class World {
   void do_broker(Process& broker);
   void perform(Process& process, const group::Member::Action& action);
   void perform(Process& process, const collective::Engine::Action& action);
-  void perform(Process& process, const accumulate::Machine::Action& action);
-  void reduce(Process& process, const accumulate::Machine::Reduce& reduce);
+  void perform(Process& process, const accumulate::Action& action);
+  void reduce(Process& process, const accumulate::Reduce& reduce);
   bool crashes_now(Process& process);
   void schedule_tick(int index);
   void user_turn(int index);

@@ -142,7 +142,7 @@ wire::Payload Learner::make_state() const {
   return state;
 }
 
-void Learner::install(const accumulate::Machine::NewState& state) {
+void Learner::install(const accumulate::NewState& state) {
   const auto [node, version] =
       wire::decode<std::pair<std::uint64_t, std::uint64_t>>(state.state.body.span());
   require(state.version == version && registry_->version(node) == version,

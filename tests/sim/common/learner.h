@@ -56,7 +56,7 @@ class Learner {
 
  private:
   wire::Payload make_state() const;
-  void install(const accumulate::Machine::NewState& state);
+  void install(const accumulate::NewState& state);
   void apply(Time now, accumulate::Machine& machine, const accumulate::Round& round,
              Random& random);
   void contribute(Time now, accumulate::Machine& machine, Random& random);

@@ -60,7 +60,7 @@ void Crowd::add_peer() {
   engine.scope = kGroup;
   engine.self = peer.instance;
   peer.engine = std::make_unique<Engine>(std::move(engine));
-  Machine::Config machine;
+  accumulate::Config machine;
   machine.group = kGroup;
   machine.instance = peer.instance;
   machine.name = peer.name;
@@ -259,7 +259,7 @@ bool Crowd::step(Process& process) {
 }
 
 // The members of each host share a segment from the moment at which all are in the epoch.
-void Crowd::enter(Process& process, const Machine::EnterEpoch& enter) {
+void Crowd::enter(Process& process, const accumulate::EnterEpoch& enter) {
   process.pipeline.reset();
   const collective::EpochMembers& members = *enter.members;
   if (members.epoch > epoch_) {
@@ -366,9 +366,9 @@ void Crowd::perform(Process& process, Engine::Action& action) {
   }
 }
 
-void Crowd::perform(Process& process, Machine::Action& action) {
+void Crowd::perform(Process& process, accumulate::Action& action) {
   const Time now = simulation_.now();
-  if (auto* message = std::get_if<Machine::Send>(&action)) {
+  if (auto* message = std::get_if<accumulate::Send>(&action)) {
     const bool snapshot = message->service == accumulate::kSnapshotService;
     deliver(process, message->instance, snapshot ? "snapshot" : "accumulate",
             message->payload.bytes(),
@@ -376,25 +376,25 @@ void Crowd::perform(Process& process, Machine::Action& action) {
              payload = std::move(message->payload)](Process& target) {
               target.machine->received(simulation_.now(), sender, service, payload);
             });
-  } else if (auto* enter = std::get_if<Machine::EnterEpoch>(&action)) {
+  } else if (auto* enter = std::get_if<accumulate::EnterEpoch>(&action)) {
     this->enter(process, *enter);
-  } else if (auto* reduction = std::get_if<Machine::Reduce>(&action)) {
+  } else if (auto* reduction = std::get_if<accumulate::Reduce>(&action)) {
     reduce(process, *reduction);
-  } else if (auto* activate = std::get_if<Machine::Activate>(&action)) {
+  } else if (auto* activate = std::get_if<accumulate::Activate>(&action)) {
     process.member->activate(now, activate->epoch);
-  } else if (auto* has = std::get_if<Machine::HasState>(&action)) {
+  } else if (auto* has = std::get_if<accumulate::HasState>(&action)) {
     process.member->set_has_state(now, has->has_state);
-  } else if (std::holds_alternative<Machine::Wake>(action)) {
+  } else if (std::holds_alternative<accumulate::Wake>(action)) {
     if (std::exchange(process.user_turn_due, true)) return;
     on(process, Duration(0), [this, &process] { user_turn(process); });
-  } else if (std::holds_alternative<Machine::Demote>(action)) {
+  } else if (std::holds_alternative<accumulate::Demote>(action)) {
     require(false, process.name + " asks for the demotion of a member");
-  } else if (const auto* failed = std::get_if<Machine::Failed>(&action)) {
+  } else if (const auto* failed = std::get_if<accumulate::Failed>(&action)) {
     require(false, failed->error.message);
   }
 }
 
-void Crowd::reduce(Process& process, Machine::Reduce& reduction) {
+void Crowd::reduce(Process& process, accumulate::Reduce& reduction) {
   collective::OpSpec spec;
   spec.dtype = tensor::DType::int64;
   spec.shape = {static_cast<std::int64_t>(elements_)};

@@ -75,13 +75,13 @@ class Crowd {
   void pump(Process& process);
   bool pump_peer(Process& process);
   bool step(Process& process);
-  void enter(Process& process, const accumulate::Machine::EnterEpoch& enter);
+  void enter(Process& process, const accumulate::EnterEpoch& enter);
   void share_memory(Process& process, const collective::EpochMembers& members);
   void user_turn(Process& process);
   void perform(Process& process, group::Member::Action& action);
   void perform(Process& process, collective::Engine::Action& action);
-  void perform(Process& process, accumulate::Machine::Action& action);
-  void reduce(Process& process, accumulate::Machine::Reduce& reduction);
+  void perform(Process& process, accumulate::Action& action);
+  void reduce(Process& process, accumulate::Reduce& reduction);
   void send_group(Process& from, const Uid& to, const Buffer& bytes);
   bool everybody(const std::function<bool(const Process&)>& holds) const;
   bool in_one_epoch() const;

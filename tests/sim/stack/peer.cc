@@ -37,7 +37,7 @@ void Process::make_group() {
   engine.self = instance;
   engine_ = std::make_unique<Engine>(std::move(engine));
 
-  Machine::Config machine;
+  accumulate::Config machine;
   machine.group = kGroup;
   machine.instance = instance;
   machine.name = name;
@@ -234,19 +234,19 @@ void Process::reduced(Engine::Done& done) {
   machine_->reduced(now(), epoch, round, result, exclusive);
 }
 
-void Process::perform(Machine::Action& action) {
-  if (auto* message = std::get_if<Machine::Send>(&action)) {
+void Process::perform(accumulate::Action& action) {
+  if (auto* message = std::get_if<accumulate::Send>(&action)) {
     send(message->instance, message->name, static_cast<rpc::Service>(message->service),
          std::move(message->payload));
-  } else if (auto* epoch = std::get_if<Machine::EnterEpoch>(&action)) {
+  } else if (auto* epoch = std::get_if<accumulate::EnterEpoch>(&action)) {
     enter(*epoch);
-  } else if (auto* reduction = std::get_if<Machine::Reduce>(&action)) {
+  } else if (auto* reduction = std::get_if<accumulate::Reduce>(&action)) {
     reduce(*reduction);
-  } else if (auto* dropped = std::get_if<Machine::Dropped>(&action)) {
+  } else if (auto* dropped = std::get_if<accumulate::Dropped>(&action)) {
     require(disturbed, name + " dropped contributions though nothing befell it");
     ++coverage["drops"];
     learner_->dropped(dropped->k);
-  } else if (auto* lost = std::get_if<Machine::Lost>(&action)) {
+  } else if (auto* lost = std::get_if<accumulate::Lost>(&action)) {
     ++coverage["losses named"];
     for (const auto& contribution : lost->contributions) {
       const Process* owner = world_->find(contribution.instance);
@@ -254,23 +254,23 @@ void Process::perform(Machine::Action& action) {
               "a living peer's contribution is lost");
       world_->lost[{contribution.instance, contribution.k}][instance] = learner_->installed();
     }
-  } else if (auto* whom = std::get_if<Machine::Demote>(&action)) {
+  } else if (auto* whom = std::get_if<accumulate::Demote>(&action)) {
     demote(*whom);
-  } else if (auto* activate = std::get_if<Machine::Activate>(&action)) {
+  } else if (auto* activate = std::get_if<accumulate::Activate>(&action)) {
     member_->activate(now(), activate->epoch);
-  } else if (auto* has = std::get_if<Machine::HasState>(&action)) {
+  } else if (auto* has = std::get_if<accumulate::HasState>(&action)) {
     member_->set_has_state(now(), has->has_state);
-  } else if (auto* stale = std::get_if<Machine::StaleFrame>(&action)) {
+  } else if (auto* stale = std::get_if<accumulate::StaleFrame>(&action)) {
     const group::MemberInfo* from = member_->view()->find(stale->instance);
     member_->check_frame(now(), stale->instance, from == nullptr ? "" : from->name, stale->epoch);
-  } else if (auto* failed = std::get_if<Machine::Failed>(&action)) {
+  } else if (auto* failed = std::get_if<accumulate::Failed>(&action)) {
     require(false, name + " failed: " + failed->error.message);
-  } else if (auto* log = std::get_if<Machine::Log>(&action)) {
+  } else if (auto* log = std::get_if<accumulate::Log>(&action)) {
     note(log->text);
   }
 }
 
-void Process::enter(const Machine::EnterEpoch& enter) {
+void Process::enter(const accumulate::EnterEpoch& enter) {
   learner_->entered_epoch();
   if (enter.members->epoch != 0) {
     ++coverage["epochs entered"];
@@ -281,7 +281,7 @@ void Process::enter(const Machine::EnterEpoch& enter) {
   engine_->set_members(enter.members, changed);
 }
 
-void Process::reduce(Machine::Reduce& reduction) {
+void Process::reduce(accumulate::Reduce& reduction) {
   // The leader waits for those who keep up: results that wait never exceed their slots, but for
   // cuts that were under way when a member caught up.
   const std::uint64_t bound = 2 * world_->scenario.parallel + 1;
@@ -301,7 +301,7 @@ void Process::reduce(Machine::Reduce& reduction) {
   reductions_[op] = {reduction.epoch, reduction.round};
 }
 
-void Process::demote(const Machine::Demote& demote) {
+void Process::demote(const accumulate::Demote& demote) {
   ++coverage["demotions asked for"];
   const Process* whom = world_->find(demote.instance);
   const bool observer = whom != nullptr && whom->learner_ && whom->learner_->habits().observer;

@@ -117,11 +117,11 @@ class Process final : public Endpoint {
   void perform(Member::Action& action);
   void check_view(const group::View& view);
   void perform(Engine::Action& action);
-  void perform(Machine::Action& action);
-  void enter(const Machine::EnterEpoch& enter);
-  void reduce(Machine::Reduce& reduction);
+  void perform(accumulate::Action& action);
+  void enter(const accumulate::EnterEpoch& enter);
+  void reduce(accumulate::Reduce& reduction);
   void reduced(Engine::Done& done);
-  void demote(const Machine::Demote& demote);
+  void demote(const accumulate::Demote& demote);
   void note_round();
 
   World* world_;
