@@ -6,8 +6,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::accumulate {
 namespace {
 
@@ -92,7 +90,7 @@ void Council::find_survivors() {
     candidates.push_back({&member, flush});
   }
   for (const Survivor& candidate : candidates) {
-    if (candidate.flush->applied < active_ && !mutant("keep_evicted_member")) continue;
+    if (candidate.flush->applied < active_) continue;
     survivors_.push_back(candidate);
     if (candidate.flush->stalled) demoted_.insert(candidate.member->instance);
     if (candidate.flush->led && candidate.flush->active == active_) {
@@ -157,7 +155,6 @@ void Council::settle_rounds() {
     round_ = flush_of(leader_->instance)->version;
     return;
   }
-  bool first = true;
   for (const Survivor& survivor : survivors_) {
     for (const KnownRound& known : survivor.flush->rounds) {
       if (!known.have) continue;
@@ -167,15 +164,8 @@ void Council::settle_rounds() {
     }
     if (survivor.flush->status != StateStatus::complete) continue;
     if (survivor.member->role == Role::observer) continue;
-    const std::uint64_t have = survivor.flush->have;
-    if (mutant("recompute_instead_of_fetch") && !first) {
-      round_ = std::min(round_, have);
-    } else {
-      round_ = std::max(round_, have);
-    }
-    first = false;
+    round_ = std::max(round_, survivor.flush->have);
   }
-  if (mutant("recompute_instead_of_fetch")) return;
   while (rounds_.contains(round_ + 1)) ++round_;
 }
 

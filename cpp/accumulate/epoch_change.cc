@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/crash_point.h"
-#include "base/mutant.h"
 #include "base/names.h"
 
 namespace moolink::accumulate {
@@ -48,7 +47,7 @@ void EpochChange::flush(Flush facts) {
 
 bool EpochChange::is_flush_due() const {
   return epoch_.phase() == Epoch::Phase::flushing && epoch_.coordinator() != nullptr &&
-         !coordinates() && clock_.now() >= flush_again_ && !mutant("flush_once");
+         !coordinates() && clock_.now() >= flush_again_;
 }
 
 // --- the coordinator -----------------------------------------------------------------------------
@@ -74,14 +73,13 @@ void EpochChange::member_flushed(const Uid& from, const Flush& flush) {
   decision_ = decide(epoch_.view(), flushes_);
   outbox_.broadcast(decision_->resume);
   crash_point("resume.sent");
-  if (mutant("go_without_ready")) outbox_.broadcast(Go{decision_->lost});
 }
 
 void EpochChange::member_ready(const Uid& from) {
   if (!decision_) return;
   ready_.insert(from);
   progressed();
-  if (go_sent_ || !missing().empty() || mutant("go_without_ready")) return;
+  if (go_sent_ || !missing().empty()) return;
   go_sent_ = true;
   outbox_.broadcast(Go{decision_->lost});
   crash_point("go.sent");

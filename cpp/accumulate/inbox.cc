@@ -3,8 +3,6 @@
 #include <iterator>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::accumulate {
 namespace {
 
@@ -21,9 +19,7 @@ void Inbox::keep_early(Inbound inbound) {
 void Inbox::replay_early(std::uint64_t epoch) {
   auto early = std::exchange(early_, {});
   early_bytes_ = 0;
-  std::erase_if(early, [epoch](const Inbound& inbound) {
-    return inbound.envelope.epoch < epoch && !mutant("accept_old_epoch_cut");
-  });
+  std::erase_if(early, [epoch](const Inbound& inbound) { return inbound.envelope.epoch < epoch; });
   queue_.insert(queue_.begin(), std::make_move_iterator(early.begin()),
                 std::make_move_iterator(early.end()));
 }

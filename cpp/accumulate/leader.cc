@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::accumulate {
 namespace {
 
@@ -65,7 +63,6 @@ void Leader::have(const Uid& from, const Have& have) {
 }
 
 bool Leader::is_full(const Member& member) const {
-  if (mutant("ignore_result_slots")) return false;
   const std::uint64_t slots = std::uint64_t{config_.parallel_gradients} + 1;
   return member.keeps_up && !member.peer.observer && cut_ + 1 > member.delivered + slots;
 }
@@ -78,7 +75,7 @@ std::optional<RoundRecord> Leader::cut(std::int64_t virtual_batch_size) {
   RoundRecord record;
   record.round = ++cut_;
   record.epoch = config_.epoch;
-  while (record.total < virtual_batch_size || (mutant("cut_overshoots") && !queue_.empty())) {
+  while (record.total < virtual_batch_size) {
     Queued& next = queue_.front();
     Queue& queue = members_.at(next.contribution.instance).queue(next.contribution.batch);
     queue.bytes -= next.bytes;
@@ -118,7 +115,6 @@ std::vector<Uid> Leader::without_oldest() const {
 }
 
 std::uint64_t Leader::stable() const {
-  if (mutant("leader_ignores_have")) return cut_;
   std::uint64_t stable = cut_;
   for (const auto& [instance, member] : members_) {
     if (!member.peer.observer) stable = std::min(stable, member.have);

@@ -6,7 +6,6 @@
 
 #include "base/crash_point.h"
 #include "base/format.h"
-#include "base/mutant.h"
 
 namespace moolink::accumulate {
 namespace {
@@ -114,8 +113,7 @@ bool Leadership::is_state_promised() const {
 
 bool Leadership::holds_results_back() const {
   return wants_state_ ||
-         (is_state_promised() && ledger_.delivered() == leader_->promised()->id.version &&
-          !mutant("snapshot_of_wrong_version"));
+         (is_state_promised() && ledger_.delivered() == leader_->promised()->id.version);
 }
 
 void Leadership::promise_snapshot(Time now, bool is_boundary_near) {
@@ -131,7 +129,7 @@ void Leadership::promise_snapshot(Time now, bool is_boundary_near) {
   const std::uint64_t version = leader_->promised()->id.version;
   // STABLE first: a newcomer's state must never be of a round that a survivor could lack.
   const bool at_version = ledger_.delivered() == version && leader_->stable() >= version;
-  if (!at_version && !mutant("snapshot_of_wrong_version")) return;
+  if (!at_version) return;
   if (!model_.is_installed()) return;
   wants_state_ = version;
   outbox_.wake();

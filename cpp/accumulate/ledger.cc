@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::accumulate {
 
 std::uint64_t Ledger::add(Time now, Buffer bucket, std::int64_t batch, Counters counters,
@@ -62,7 +60,6 @@ void Ledger::reset(std::uint64_t version, bool keep) {
 void Ledger::keep_after(std::uint64_t version) {
   keep_ = true;
   delivered_ = version;
-  if (mutant("newcomer_misses_round")) ++delivered_;
 }
 
 void Ledger::stop_keeping() {
@@ -89,7 +86,6 @@ void Ledger::add_record(Time now, const RoundRecord& record) {
     own->second.round = record.round;
     const Time offered = own->second.offered;
     times.offered = times.offered == kNever ? offered : std::max(times.offered, offered);
-    if (mutant("reuse_bucket_before_stable")) own_.erase(own);
   }
 }
 
@@ -139,13 +135,12 @@ Buffer Ledger::take(std::uint64_t round) {
 Buffer Ledger::hand_on(std::uint64_t round) {
   const auto at = known_.find(round);
   if (at == known_.end() || !at->second.kept) return {};
-  if (!mutant("give_away_what_was_handed_on")) at->second.exclusive = false;
+  at->second.exclusive = false;
   return at->second.result;
 }
 
 std::vector<std::uint64_t> Ledger::rewind(std::uint64_t round) {
   std::vector<std::uint64_t> dropped;
-  if (mutant("keep_discarded_rounds")) return dropped;
   for (auto at = known_.upper_bound(round); at != known_.end(); at = known_.erase(at)) {
     waiting_bytes_ -= at->second.result.size();
   }
@@ -192,11 +187,6 @@ void Ledger::trim() {
 
 const Ledger::Known* Ledger::next() const {
   if (!keep_) return nullptr;
-  if (mutant("deliver_out_of_order")) {
-    for (const auto& [round, known] : known_) {
-      if (round > delivered_ && known.kept) return &known;
-    }
-  }
   return delivered_ < have_ ? find(delivered_ + 1) : nullptr;
 }
 

@@ -6,7 +6,6 @@
 #include <utility>
 #include <variant>
 
-#include "base/mutant.h"
 #include "base/names.h"
 
 namespace moolink::accumulate {
@@ -45,9 +44,7 @@ void Machine::received(Time now, const Uid& from, std::uint8_t service,
 void Machine::handle(Time now, Inbound inbound) {
   const Envelope& envelope = inbound.envelope;
   if (envelope.group != config_.group) return;
-  const bool accept_old =
-      mutant("accept_old_epoch_cut") && std::holds_alternative<Cut>(envelope.message);
-  if (envelope.epoch < epoch_.number() && !accept_old) {
+  if (envelope.epoch < epoch_.number()) {
     return outbox_.act(StaleFrame{inbound.from, envelope.epoch});
   }
   if (envelope.epoch > epoch_.number() || !is_ready_for(envelope.message)) {

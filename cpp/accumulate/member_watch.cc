@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/format.h"
-#include "base/mutant.h"
 
 namespace moolink::accumulate {
 
@@ -21,7 +20,7 @@ void MemberWatch::activate() {
 
 void MemberWatch::session_lost(const Uid& instance) {
   if (epoch_.view().find(instance) != nullptr) sessions_lost_.insert(instance);
-  if (!mutant("demote_whom_it_lost")) demoted_.erase(instance);
+  demoted_.erase(instance);
 }
 
 void MemberWatch::add_facts(Flush& flush) const {
@@ -50,7 +49,7 @@ void MemberWatch::watch_blocking(const Leader& leader, std::int64_t virtual_batc
 }
 
 void MemberWatch::demote(const Uid& instance) {
-  if (sessions_lost_.contains(instance) && !mutant("demote_whom_it_lost")) {
+  if (sessions_lost_.contains(instance)) {
     outbox_.log(LogLevel::warning,
                 epoch_.name_of(instance) +
                     " holds up the group: the session with it was lost, and the group has not "

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/crash_point.h"
-#include "base/mutant.h"
 
 namespace moolink::accumulate {
 namespace {
@@ -57,8 +56,7 @@ std::uint64_t Rounds::offer(Time now, Buffer bucket, std::int64_t batch, Counter
 void Rounds::written(std::uint64_t k) {
   const auto own = ledger_.own().find(k);
   const bool waits = own != ledger_.own().end() && own->second.round == 0 &&
-                     own->second.offered_in != epoch_.number() &&
-                     !mutant("forget_what_was_unwritten");
+                     own->second.offered_in != epoch_.number();
   if (waits && epoch_.is_active()) send_offer(k);
 }
 
@@ -76,12 +74,9 @@ void Rounds::abandon_round(std::uint64_t round) {
 
 void Rounds::send_offer(std::uint64_t k) {
   const Ledger::Own& own = ledger_.own().at(k);
-  Counters counters = own.counters;
-  if (mutant("counters_twice") && own.offered_in != 0) {
-    for (auto& [name, value] : counters) value *= 2;
-  }
+  Offer offer{k, own.batch, own.counters, own.version};
   ledger_.mark_offered(k, epoch_.number());
-  outbox_.send(epoch_.leader(), Offer{k, own.batch, std::move(counters), own.version});
+  outbox_.send(epoch_.leader(), std::move(offer));
   crash_point("offer.sent");
 }
 
@@ -108,10 +103,7 @@ bool Rounds::wants_gradients(Time now) const {
   if (!contributes) return false;
   // Gradients are of parameters less than parallel_gradients rounds old: with 1, of the newest.
   const std::uint64_t under_way = known_round_ - std::min(known_round_, ledger_.delivered());
-  if (under_way >= settings_.current().parallel_gradients &&
-      !mutant("contribute_before_delivery")) {
-    return false;
-  }
+  if (under_way >= settings_.current().parallel_gradients) return false;
   const std::int64_t uncut = ledger_.uncut_batch();
   if (uncut < share()) return true;
   // A share of another member is missing: fill in for it, at most to whole rounds of one's own.
@@ -123,8 +115,7 @@ std::optional<Round> Rounds::next_result() const {
   const Ledger::Known* known = ledger_.next();
   if (known == nullptr) return {};
   // Waiting for STABLE costs a message; another copy for the user costs more on one host.
-  const bool may_take = known->exclusive && (ledger_.stable() >= known->record.round ||
-                                             mutant("give_away_before_stable"));
+  const bool may_take = known->exclusive && ledger_.stable() >= known->record.round;
   if (known->exclusive && known->kept && !may_take) return {};
   return Round{known->record, known->result, may_take, known->times};
 }
@@ -173,8 +164,8 @@ void Rounds::activate(const Resume& resume, collective::SharedMembers members) {
   // Contributions that are in no valid round are offered again, with the same number. One that is
   // still being written is offered once it is written: it may have held up the epoch before.
   for (const auto& [k, own] : ledger_.own()) {
-    if (!own.is_written()) continue;
-    if (own.round == 0 ? !mutant("drop_reoffer") : mutant("offer_twice_after_flush")) send_offer(k);
+    if (own.round != 0 || !own.is_written()) continue;
+    send_offer(k);
   }
   ledger_.set_stable(resume.round);
   contributed_.clear();
@@ -187,7 +178,7 @@ void Rounds::activate(const Resume& resume, collective::SharedMembers members) {
 
 bool Rounds::cut(Time now, const Uid& from, const Cut& cut) {
   const RoundRecord& record = cut.record;
-  const bool in_order = record.round == known_round_ + 1 || mutant("accept_old_epoch_cut");
+  const bool in_order = record.round == known_round_ + 1;
   if (from != epoch_.leader() || !in_order || !epoch_.takes_part()) return false;
   const std::uint64_t most = config_.role == group::Role::observer ? kMostBehind : kMostParallel;
   const std::uint64_t has = std::max(ledger_.have(), ledger_.delivered());
@@ -264,8 +255,7 @@ void Rounds::notice_whether_it_keeps_up() {
 
 void Rounds::report_have() {
   notice_whether_it_keeps_up();
-  Have have{ledger_.have(), ledger_.delivered(), model_.keeps_up()};
-  if (mutant("have_before_result")) have.have = known_round_;
+  const Have have{ledger_.have(), ledger_.delivered(), model_.keeps_up()};
   if (reported_ == have) return;
   reported_ = have;
   outbox_.send(epoch_.leader(), have);

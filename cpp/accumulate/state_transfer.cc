@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/crash_point.h"
-#include "base/mutant.h"
 
 namespace moolink::accumulate {
 namespace {
@@ -21,7 +20,6 @@ constexpr Duration kLongestAskAgain = seconds(30);
 bool StateTransfer::resync() {
   if (!model_.is_installed()) return false;
   is_resync_due_ = true;
-  if (mutant("resync_after_flush")) resync_when_due();
   return true;
 }
 

@@ -11,32 +11,6 @@
 namespace moolink::sim {
 namespace {
 
-const std::vector<std::string> kMutants = {
-    "offer_twice_after_flush",
-    "drop_reoffer",
-    "deliver_out_of_order",
-    "have_before_result",
-    "leader_ignores_have",
-    "recompute_instead_of_fetch",
-    "cut_overshoots",
-    "newcomer_misses_round",
-    "accept_old_epoch_cut",
-    "reuse_bucket_before_stable",
-    "snapshot_of_wrong_version",
-    "counters_twice",
-    "forget_what_was_unwritten",
-    "provide_what_is_not_written",
-    "keep_discarded_rounds",
-    "ignore_result_slots",
-    "go_without_ready",
-    "keep_evicted_member",
-    "contribute_before_delivery",
-    "give_away_before_stable",
-    "give_away_what_was_handed_on",
-    "resync_after_flush",
-    "flush_once",
-};
-
 class Life {
  public:
   Life(std::uint64_t seed, bool trace)
@@ -191,8 +165,7 @@ class Life {
 }  // namespace moolink::sim
 
 int main(int argc, char** argv) {
-  return moolink::sim::run_program(
-      argc, argv, "accumulate",
-      [](std::uint64_t seed, bool trace) { return moolink::sim::Life(seed, trace).run(); },
-      moolink::sim::kMutants);
+  return moolink::sim::run_program(argc, argv, "accumulate", [](std::uint64_t seed, bool trace) {
+    return moolink::sim::Life(seed, trace).run();
+  });
 }
