@@ -39,7 +39,17 @@ from moolink.errors import (
 from moolink.internal.installation import why_no_core, why_stale
 
 if TYPE_CHECKING:
+    from moolink import accumulate as accumulate
+    from moolink import env_pool as env_pool
+    from moolink import group as group
+    from moolink import inference as inference
     from moolink import metrics
+    from moolink import replay as replay
+    from moolink import reports as reports
+    from moolink import rpc as rpc
+    from moolink import tokens as tokens
+    from moolink import trajectories as trajectories
+    from moolink import weights as weights
     from moolink._core import Future, dump, set_max_threads
     from moolink.accumulate.accumulators import Accumulator
     from moolink.data.batcher import Batcher
@@ -123,17 +133,53 @@ _SUBMODULES = {
     "weights",
 }
 
-# The submodules that export classes beside those here.
-_WITH_CLASSES = (
-    "accumulate",
-    "env_pool",
-    "group",
-    "inference",
-    "reports",
-    "rpc",
-    "trajectories",
-    "weights",
-)
+# Names of submodules for which programs may look here.
+_ELSEWHERE = {
+    "accumulate": (
+        "AccumulatorBase",
+        "Totals",
+        "TrainingStep",
+        "ordered_sum",
+    ),
+    "compat.moolib": (
+        "AllReduce",
+        "RpcError",
+        "create_uid",
+    ),
+    "env_pool": (
+        "Driven",
+        "EnvPool",
+        "EnvStepper",
+        "EnvStepperFuture",
+    ),
+    "group": ("GroupFuture",),
+    "inference": (
+        "InferenceBatch",
+        "InferenceRequest",
+    ),
+    "reports": (
+        "Explanation",
+        "GradientStats",
+        "PeerInfo",
+        "RpcStats",
+    ),
+    "rpc": (
+        "BatchReturn",
+        "Lent",
+        "Queue",
+        "RpcDeferredReturn",
+        "Stream",
+        "TimedCalls",
+    ),
+    "trajectories": ("TrajectoryBatch",),
+    "weights": (
+        "ParameterClient",
+        "ParameterServer",
+        "Shard",
+        "ShardedSubscriber",
+        "Weights",
+    ),
+}
 
 __all__ = [
     "Accumulator",
@@ -191,12 +237,12 @@ def __getattr__(name: str) -> object:
 
 
 def _meant(name: str) -> str:
-    """The end of the error for a name that is not here."""
+    """The hint at the end of the error for an unknown name."""
+    for module, names in _ELSEWHERE.items():
+        if name in names:
+            return f": it is moolink.{module}.{name}"
     if name.startswith("_"):
         return ""
-    for module in _WITH_CLASSES if name[:1].isupper() else ():  # a module is imported by its name
-        if name in importlib.import_module(f"moolink.{module}").__all__:
-            return f": it is moolink.{module}.{name}"
     import difflib
 
     close = difflib.get_close_matches(name, [*__all__, *_SUBMODULES], 1)
@@ -204,4 +250,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_SUBMODULES])
+    return sorted({*globals(), *_HOME, *_SUBMODULES})

@@ -1,6 +1,5 @@
 // The calls that a peer makes.
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -62,13 +61,14 @@ struct Outgoing {
   std::uint16_t lane;
 };
 
-// The time limit of a call. `none`: it waits until its peer is lost.
-Duration limit_of(std::optional<double> seconds) {
-  return seconds ? to_duration(*seconds) : Duration(-1);
+// The time limit of a call; None: it waits until its peer is lost. As a handle: nanobind would take
+// the handler's keywords for this function's own if one of its arguments could be None.
+Duration limit_of(nb::handle seconds) {
+  return seconds.is_none() ? Duration(-1) : to_duration(nb::cast<double>(seconds));
 }
 
 // `peer`: the only receiver; null: there are several.
-Outgoing outgoing(const PyRpc& self, std::optional<double> seconds, const std::string* peer,
+Outgoing outgoing(const PyRpc& self, Duration limit, const std::string* peer,
                   const nb::args& arguments, const nb::kwargs& keywords) {
   park_if_exiting();
   release_dropped();
@@ -76,7 +76,7 @@ Outgoing outgoing(const PyRpc& self, std::optional<double> seconds, const std::s
   if (peer != nullptr) lender.recipient.emplace(runtime::Recipient{*self.peer(), peer});
   wire::Payload payload =
       encode_call(arguments, keywords, self.options(), self.peer()->context()->pool(), &lender);
-  return {std::move(payload), std::move(lender.released), limit_of(seconds), lane_of_this_thread()};
+  return {std::move(payload), std::move(lender.released), limit, lane_of_this_thread()};
 }
 
 // The name of a peer or a function, as the program gives it.
@@ -106,17 +106,21 @@ nb::object start(const PyRpc& self, const std::string& peer, const std::string& 
   return self.future_of(std::move(future), peer, function, std::move(call.released));
 }
 
-nb::object async_within(const PyRpc& self, std::optional<double> seconds, nb::handle to,
-                        nb::handle function, const nb::args& arguments,
-                        const nb::kwargs& keywords) {
+nb::object begin(const PyRpc& self, Duration limit, nb::handle to, nb::handle function,
+                 const nb::args& arguments, const nb::kwargs& keywords) {
   const std::string peer = name_given(to, "peer");
   const std::string called = name_given(function, "function");
-  return start(self, peer, called, outgoing(self, seconds, &peer, arguments, keywords));
+  return start(self, peer, called, outgoing(self, limit, &peer, arguments, keywords));
 }
 
 nb::object async(const PyRpc& self, nb::handle peer, nb::handle function, const nb::args& arguments,
                  const nb::kwargs& keywords) {
-  return async_within(self, self.timeout(), peer, function, arguments, keywords);
+  return begin(self, to_duration(self.timeout()), peer, function, arguments, keywords);
+}
+
+nb::object async_within(const PyRpc& self, nb::handle seconds, nb::handle peer, nb::handle function,
+                        const nb::args& arguments, const nb::kwargs& keywords) {
+  return begin(self, limit_of(seconds), peer, function, arguments, keywords);
 }
 
 nb::object sync(const PyRpc& self, nb::handle peer, nb::handle function, const nb::args& arguments,
@@ -142,10 +146,10 @@ void async_callback(const PyRpc& self, nb::handle peer, nb::handle function, nb:
   });
 }
 
-nb::dict async_many_within(const PyRpc& self, std::optional<double> seconds,
-                           const std::vector<std::string>& peers, const std::string& function,
-                           const nb::args& arguments, const nb::kwargs& keywords) {
-  const Outgoing call = outgoing(self, seconds, nullptr, arguments, keywords);
+nb::dict begin_many(const PyRpc& self, Duration limit, const std::vector<std::string>& peers,
+                    const std::string& function, const nb::args& arguments,
+                    const nb::kwargs& keywords) {
+  const Outgoing call = outgoing(self, limit, nullptr, arguments, keywords);
   nb::dict futures;
   for (const std::string& peer : peers) {
     if (futures.contains(peer.c_str())) continue;
@@ -164,14 +168,20 @@ nb::dict async_many_within(const PyRpc& self, std::optional<double> seconds,
 nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
                     const std::string& function, const nb::args& arguments,
                     const nb::kwargs& keywords) {
-  return async_many_within(self, self.timeout(), peers, function, arguments, keywords);
+  return begin_many(self, to_duration(self.timeout()), peers, function, arguments, keywords);
 }
 
-nb::object stream_within(const PyRpc& self, std::optional<double> seconds, nb::handle to,
-                         nb::handle called, const nb::args& arguments, const nb::kwargs& keywords) {
+nb::dict async_many_within(const PyRpc& self, nb::handle seconds,
+                           const std::vector<std::string>& peers, const std::string& function,
+                           const nb::args& arguments, const nb::kwargs& keywords) {
+  return begin_many(self, limit_of(seconds), peers, function, arguments, keywords);
+}
+
+nb::object begin_stream(const PyRpc& self, Duration limit, nb::handle to, nb::handle called,
+                        const nb::args& arguments, const nb::kwargs& keywords) {
   const std::string peer = name_given(to, "peer");
   const std::string function = name_given(called, "function");
-  Outgoing call = outgoing(self, seconds, &peer, arguments, keywords);
+  Outgoing call = outgoing(self, limit, &peer, arguments, keywords);
   auto stream = without_gil([&] {
     return self.peer()->stream(peer, function, std::move(call.payload), call.timeout, call.lane,
                                kStreamCredit);
@@ -181,7 +191,13 @@ nb::object stream_within(const PyRpc& self, std::optional<double> seconds, nb::h
 
 nb::object stream(const PyRpc& self, nb::handle peer, nb::handle function,
                   const nb::args& arguments, const nb::kwargs& keywords) {
-  return stream_within(self, self.timeout(), peer, function, arguments, keywords);
+  return begin_stream(self, to_duration(self.timeout()), peer, function, arguments, keywords);
+}
+
+nb::object stream_within(const PyRpc& self, nb::handle seconds, nb::handle peer,
+                         nb::handle function, const nb::args& arguments,
+                         const nb::kwargs& keywords) {
+  return begin_stream(self, limit_of(seconds), peer, function, arguments, keywords);
 }
 
 }  // namespace

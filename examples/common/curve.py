@@ -13,7 +13,7 @@ from examples.common.options import OptionError, Options
 from moolink import files
 from moolink.metrics.rows import Charts, RowFile
 
-COLUMNS = (  # the first ones, before those of a learner's own metrics
+COLUMNS = (  # the first columns; further metrics follow
     "seconds",  # since the run began, without the time between its jobs
     "steps",  # of the whole group's environments that were learned from
     "updates",  # rounds applied, which is the model's version
@@ -58,7 +58,7 @@ class LearningCurve:
         self._file.rewrite([row for row in rows if int(row["steps"]) <= from_step])
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row; a value of a new name gets a column after the others."""
+        """Adds a row; a value with a new name gets a new last column."""
         self._file.append(row)
         if self._charts is not None:
             self._charts.show(row["steps"], row)

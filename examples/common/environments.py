@@ -187,7 +187,7 @@ class Atari(Environments):
 
 
 class Pooled:
-    """Environments in worker processes of a `moolink.env_pool.EnvPool`, as of Gymnasium."""
+    """Environments in the workers of a `moolink.env_pool.EnvPool`, with Gymnasium's interface."""
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int, workers: int):
         env = make()

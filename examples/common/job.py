@@ -53,7 +53,7 @@ class Job(abc.ABC):
         saved: the checkpoint to go on from, or None.
         version: of the model, to go on from.
         totals: sums of all counters of the job so far: `steps`, `episodes`, `return_thousandths`.
-        metrics: of the last contribution; set by the loop. Each is a column of
+        metrics: of the last contribution; set by the loop. Each has a column in
             the learning curve.
     """
 
@@ -223,8 +223,10 @@ class Job(abc.ABC):
             "cpu_seconds": round(time.process_time(), 2),
             "learning_rate": options.rate(totals),
             **columns,
-            **{name: float(x) for name, x in self.metrics.items()},
         }
+        if taken := row.keys() & self.metrics.keys():
+            raise ValueError(f"a metric has the name of a column of the job: {sorted(taken)[0]!r}")
+        row |= {name: float(x) for name, x in self.metrics.items()}
         if leads:
             self._write(self.curve.append, row)
         left = self._seconds_left(now, steps, rate)

@@ -27,8 +27,8 @@ class Run(PeerJob):
 
     Attributes:
         saved: the checkpoint to go on from, or None.
-        metrics: scalars of the last contribution; set by the loop. Each is a column of
-            the learning curve.
+        metrics: scalars of the last contribution; set by the loop. Each has a
+            column in the learning curve.
         normalizer: of observations and rewards.
         episodes: where the acting code counts finished episodes.
     """

@@ -143,7 +143,7 @@ class AccumulatorBase(Adapter, Closing):
             self._install_parameters,
         )
         self._parting = Parting(group, name, is_observer=is_observer)
-        # The last of the three: others ask a member's functions as soon as it is one.
+        # Made last: it makes this peer a member, and others may then call the functions above.
         self._core = self._make_core(sections, layout, units)
         self._rounds = Rounds(self._core, group, name, role)
         self._rounds.are_of_units = units is not None

@@ -23,14 +23,15 @@ def define_owned(
     arguments. Peers with another group's key cannot call it.
 
     Args:
-        names: of the method's owner: of the group, and of the object in it.
+        names: the group's name and, if there is one, that of the object in the group.
 
     Returns:
-        The function's name, which differs for different names, whatever characters they have; and a
-        function that takes the definition back, which may be called when the peer is closed.
+        A name for the function that is unique to ``kind`` and ``names``, even if these contain
+        separators, and a callable that removes the definition. It may be called after the peer was
+        closed.
 
     Raises:
-        ValueError: another owner of these names lives.
+        ValueError: an owner with these names still exists.
     """
     name = ":".join([f"moolink.{kind}", *map(repr, names)])
 
@@ -43,13 +44,17 @@ def define_owned(
 
     rpc = group.rpc  # `undefine` must not keep the group alive
     owned = _owned.setdefault(rpc, {})
+    taken = ValueError(
+        f"this Rpc already has a group or accumulator called '{'/'.join(names)}': close it first"
+    )
     if name in owned:
         if owned[name]() is not None:
-            raise ValueError(
-                f"this Rpc already has a group or accumulator called '{'/'.join(names)}'"
-            )
+            raise taken
         rpc.undefine(name)  # its owner was dropped and not closed
-    rpc._define_confined(name, answer, group.name())
+    try:
+        rpc._define_confined(name, answer, group.name())
+    except ValueError:  # another thread has defined it meanwhile
+        raise taken from None
     owned[name] = method
 
     def undefine() -> None:

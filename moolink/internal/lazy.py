@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported at their first use."""
+"""Lazy imports: a package's names whose modules are imported at first use."""
 
 from __future__ import annotations
 

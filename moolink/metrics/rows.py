@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 28
 
 
 class RowFile:
-    """A CSV file of numbers, which gets a column when a row first has a value of a new name.
+    """A CSV file of numbers. A new name in a row adds a column.
 
     Args:
         path: of the file.
@@ -55,25 +55,24 @@ class RowFile:
 
     def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces all of it."""
-        self._columns = list(dict.fromkeys([*self._first, *(name for row in rows for name in row)]))
-        self._write(rows)
+        names = (name for row in rows for name in row)
+        self._write(list(dict.fromkeys([*self._first, *names])), rows)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row. The columns that it lacks are empty there."""
+        """Adds a row. Columns for which it has no value stay empty."""
         if more := [name for name in row if name not in self._columns]:
-            rows = self.read()
-            self._columns += more
-            self._write(rows)
+            self._write([*self._columns, *more], self.read())
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _write(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns)
+        writer = csv.DictWriter(text, columns)
         writer.writeheader()
         writer.writerows(rows)
         with files.written(self.path) as file:
             file.write(text.getvalue().encode())
+        self._columns = columns  # once the file has them
 
     def _is_row(self, row: Mapping[str | None, Any]) -> bool:
         if None in row or None in row.values():  # too long, or too short

@@ -21,7 +21,7 @@ __all__ = [
     "TimedCalls",
 ]
 
-# Both import asyncio or numpy.
+# Imported at first use: these modules import asyncio or numpy.
 __getattr__, __dir__ = lazy(
     __name__, {"BatchReturn": "moolink.rpc.batch_replies", "Queue": "moolink.rpc.queue"}
 )

@@ -102,10 +102,11 @@ class Rpc(RpcCore):
         """Calls with a time limit of their own: `rpc.within(2.0).sync("server", "f", x)`.
 
         Args:
-            seconds: the limit of each call; None: none, a call waits until its peer is lost.
+            seconds: the time limit of each call. None: no limit; a call waits until its peer is
+                lost.
 
         Raises:
-            ValueError: `seconds` is negative or no number.
+            ValueError: `seconds` is negative or not a number.
         """
         return TimedCalls(self, seconds)
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class TimedCalls:
-    """Calls of a peer with a time limit other than the peer's own, from :meth:`moolink.Rpc.within`.
+    """Calls with a time limit of their own, made by :meth:`moolink.Rpc.within`.
 
-    It can be kept, and used by several threads.
+    It may be reused, also by several threads at once.
     """
 
     __module__ = "moolink.rpc"  # the name that users know
@@ -23,7 +23,8 @@ class TimedCalls:
 
     def __init__(self, rpc: Rpc, seconds: float | None) -> None:
         deadlines.check(seconds)
-        self._rpc, self._seconds = rpc, seconds
+        self._rpc = rpc
+        self._seconds = None if seconds is None else float(seconds)
 
     def async_(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Future:
         """See :meth:`moolink.Rpc.async_`."""

@@ -1,6 +1,7 @@
 """Presets, what `moolink run` says in the environment, and the command line; and the curve."""
 
 import csv
+import errno
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from examples.common.curve import COLUMNS, LearningCurve
 from examples.common.options import ImpalaOptions, OptionError, PpoOptions, defaults, parse
+from moolink import files
 from tests.waiting import PROCESS_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +162,23 @@ def test_a_new_metric_gets_a_column(tmp_path):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [*COLUMNS, "value_loss"]
     assert [r["value_loss"] for r in rows] == ["", "0.5", ""]
+
+
+def test_a_curve_whose_file_could_not_get_a_column_goes_on(tmp_path, monkeypatch):
+    curve = LearningCurve(tmp_path)
+    curve.start(0, ImpalaOptions())
+    curve.append(row(100, 1.0))
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "no space", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "written", full)
+        with pytest.raises(OSError, match="no space"):
+            curve.append(row(200, 2.0) | {"value_loss": 0.5})
+    curve.append(row(300, 3.0))
+    curve.append(row(400, 4.0) | {"value_loss": 0.5})
+    assert [r["value_loss"] for r in curve._file.read()] == ["", "", "0.5"]
 
 
 def test_the_page_of_the_columns_has_each_of_them():

@@ -239,8 +239,12 @@ def test_a_call_with_a_time_limit_of_its_own(pair: Pair) -> None:
     assert repr(calls) == f"<moolink.rpc.TimedCalls of {client!r}: 0.05 s>"
     assert not unlimited.done()
     release.set()
+    own: dict[str, Any] = {"self": 1, "seconds": 2, "peer": 3, "function": 4, "peers": 5}
+    calls = client.within(10)
+    assert calls.sync("server", "slow", **own) == own
+    assert calls.async_("server", "slow", **own).result() == own
+    assert calls.async_many(["server"], "slow", **own)["server"].result() == own
     assert unlimited.result() == {"timeout": 2}  # the handler's own
-    assert client.within(10).async_many(["server"], "slow", a=1)["server"].result() == {"a": 1}
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "2", ()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -55,6 +56,8 @@ def test_the_module_has_the_names_that_most_programs_need() -> None:
         ("Queue", ": it is moolink.rpc.Queue"),
         ("EnvPool", ": it is moolink.env_pool.EnvPool"),
         ("PeerInfo", ": it is moolink.reports.PeerInfo"),
+        ("ordered_sum", ": it is moolink.accumulate.ordered_sum"),
+        ("RpcError", ": it is moolink.compat.moolib.RpcError"),
         ("Brokr", ": did you mean 'Broker'?"),
         ("_Broker", ""),
     ],
@@ -62,6 +65,12 @@ def test_the_module_has_the_names_that_most_programs_need() -> None:
 def test_a_name_that_is_elsewhere_is_found(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}{meant}") + "$"):
         getattr(moolink, name)
+
+
+def test_the_names_of_the_hints_are_where_they_say() -> None:
+    for module, names in moolink._ELSEWHERE.items():
+        assert set(names) <= set(importlib.import_module(f"moolink.{module}").__all__)
+        assert not set(names) & set(moolink.__all__)
 
 
 def test_public_classes_of_the_core_bear_the_name_of_the_package() -> None:

@@ -40,6 +40,8 @@ class Rpc(moolink.Rpc):
     Args:
         allow_pickle: as of moolink.Rpc; None: True at a peer with a token, False at one without.
         others: as of moolink.Rpc. moolib's constructor takes none.
+
+    Calls by ``within`` are moolink's: they are not repeated, and their errors are its own.
     """
 
     __module__ = "moolib"
