@@ -19,7 +19,8 @@ class EnvPool(moolink.env_pool.EnvPool):
     """Environments in worker processes, as :class:`moolink.env_pool.EnvPool`.
 
     Args:
-        start: as in moolink.env_pool.EnvPool; None: "fork" if this process can be forked, else "program".
+        start: as in moolink.env_pool.EnvPool; None: "fork" if this process can be forked, else
+            "program".
         others: as in moolink.env_pool.EnvPool.
     """
 
