@@ -489,25 +489,19 @@ class RpcCore:
         """
 
     def _async_within(
-        self, seconds: float | None, peer: str, function: str, /, *args: Any, **kwargs: Any
+        self, seconds: float, peer: str, function: str, /, *args: Any, **kwargs: Any
     ) -> Future:
         """
-        Like async_, with its own time limit in seconds. None: the call waits until its peer is lost.
+        Like async_, with its own time limit in seconds. Below zero: none, the call waits until its peer is lost.
         """
 
     def _async_many_within(
-        self,
-        seconds: float | None,
-        peers: Sequence[str],
-        function: str,
-        /,
-        *args: Any,
-        **kwargs: Any,
+        self, seconds: float, peers: Sequence[str], function: str, /, *args: Any, **kwargs: Any
     ) -> dict[str, Future]:
         """Like async_many, with a time limit as in _async_within."""
 
     def _stream_within(
-        self, seconds: float | None, peer: str, function: str, /, *args: Any, **kwargs: Any
+        self, seconds: float, peer: str, function: str, /, *args: Any, **kwargs: Any
     ) -> Stream:
         """Like stream, with a time limit of each item as in _async_within."""
 

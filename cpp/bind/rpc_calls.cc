@@ -61,11 +61,9 @@ struct Outgoing {
   std::uint16_t lane;
 };
 
-// The time limit of a call; None: it waits until its peer is lost. As a handle: nanobind would take
-// the handler's keywords for this function's own if one of its arguments could be None.
-Duration limit_of(nb::handle seconds) {
-  return seconds.is_none() ? Duration(-1) : to_duration(nb::cast<double>(seconds));
-}
+// The time limit of a call; below zero: none, as in RpcPeer::call. No argument of a binding may be
+// None here: nanobind would then take a handler's keyword `self` for the method's own.
+Duration limit_of(double seconds) { return seconds < 0 ? Duration(-1) : to_duration(seconds); }
 
 // `peer`: the only receiver; null: there are several.
 Outgoing outgoing(const PyRpc& self, Duration limit, const std::string* peer,
@@ -118,7 +116,7 @@ nb::object async(const PyRpc& self, nb::handle peer, nb::handle function, const 
   return begin(self, to_duration(self.timeout()), peer, function, arguments, keywords);
 }
 
-nb::object async_within(const PyRpc& self, nb::handle seconds, nb::handle peer, nb::handle function,
+nb::object async_within(const PyRpc& self, double seconds, nb::handle peer, nb::handle function,
                         const nb::args& arguments, const nb::kwargs& keywords) {
   return begin(self, limit_of(seconds), peer, function, arguments, keywords);
 }
@@ -171,9 +169,9 @@ nb::dict async_many(const PyRpc& self, const std::vector<std::string>& peers,
   return begin_many(self, to_duration(self.timeout()), peers, function, arguments, keywords);
 }
 
-nb::dict async_many_within(const PyRpc& self, nb::handle seconds,
-                           const std::vector<std::string>& peers, const std::string& function,
-                           const nb::args& arguments, const nb::kwargs& keywords) {
+nb::dict async_many_within(const PyRpc& self, double seconds, const std::vector<std::string>& peers,
+                           const std::string& function, const nb::args& arguments,
+                           const nb::kwargs& keywords) {
   return begin_many(self, limit_of(seconds), peers, function, arguments, keywords);
 }
 
@@ -194,9 +192,8 @@ nb::object stream(const PyRpc& self, nb::handle peer, nb::handle function,
   return begin_stream(self, to_duration(self.timeout()), peer, function, arguments, keywords);
 }
 
-nb::object stream_within(const PyRpc& self, nb::handle seconds, nb::handle peer,
-                         nb::handle function, const nb::args& arguments,
-                         const nb::kwargs& keywords) {
+nb::object stream_within(const PyRpc& self, double seconds, nb::handle peer, nb::handle function,
+                         const nb::args& arguments, const nb::kwargs& keywords) {
   return begin_stream(self, limit_of(seconds), peer, function, arguments, keywords);
 }
 
@@ -206,19 +203,20 @@ void bind_calls(nb::class_<PyRpc>& rpc) {
   rpc.def("async_", &async, kAsyncDoc,
           nb::sig("def async_(self, peer: str, function: str, /, *args: typing.Any, **kwargs: "
                   "typing.Any) -> Future"))
-      .def("_async_within", &async_within,
-           "Like async_, with its own time limit in seconds. None: the call waits until its peer "
-           "is lost.",
-           nb::sig("def _async_within(self, seconds: float | None, peer: str, function: str, /, "
-                   "*args: typing.Any, **kwargs: typing.Any) -> Future"))
+      .def(
+          "_async_within", &async_within,
+          "Like async_, with its own time limit in seconds. Below zero: none, the call waits until "
+          "its peer is lost.",
+          nb::sig("def _async_within(self, seconds: float, peer: str, function: str, /, "
+                  "*args: typing.Any, **kwargs: typing.Any) -> Future"))
       .def("_async_many_within", &async_many_within,
            "Like async_many, with a time limit as in _async_within.",
-           nb::sig("def _async_many_within(self, seconds: float | None, peers: "
+           nb::sig("def _async_many_within(self, seconds: float, peers: "
                    "collections.abc.Sequence[str], function: str, /, *args: typing.Any, **kwargs: "
                    "typing.Any) -> dict[str, Future]"))
       .def("_stream_within", &stream_within,
            "Like stream, with a time limit of each item as in _async_within.",
-           nb::sig("def _stream_within(self, seconds: float | None, peer: str, function: str, /, "
+           nb::sig("def _stream_within(self, seconds: float, peer: str, function: str, /, "
                    "*args: typing.Any, **kwargs: typing.Any) -> Stream"))
       .def("async_many", &async_many,
            "Calls a function of each of several peers, as async_ does; the arguments are encoded "

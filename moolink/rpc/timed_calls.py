@@ -24,7 +24,7 @@ class TimedCalls:
     def __init__(self, rpc: Rpc, seconds: float | None) -> None:
         deadlines.check(seconds)
         self._rpc = rpc
-        self._seconds = None if seconds is None else float(seconds)
+        self._seconds = -1.0 if seconds is None else float(seconds)  # below zero: no limit
 
     def async_(self, peer: str, function: str, /, *args: Any, **kwargs: Any) -> Future:
         """See :meth:`moolink.Rpc.async_`."""
@@ -45,5 +45,5 @@ class TimedCalls:
         return self._rpc._stream_within(self._seconds, peer, function, *args, **kwargs)
 
     def __repr__(self) -> str:
-        limit = "no time limit" if self._seconds is None else f"{self._seconds:g} s"
+        limit = "no time limit" if self._seconds < 0 else f"{self._seconds:g} s"
         return f"<{type(self).__module__}.{type(self).__qualname__} of {self._rpc!r}: {limit}>"
