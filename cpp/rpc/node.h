@@ -126,7 +126,7 @@ class Node {
   }
   void return_loans(Time now, const Uid& lender, std::uint64_t session,
                     std::span<const std::uint64_t> loans);
-  // For its connection in use and its standing grants; null: the peer is not known.
+  // For its connection in use and its pre-posted buffers; null: the peer is not known.
   session::Session* session_with(const Receiver& receiver) const;
   void closed(Time now, ConnectionId connection, const Error& error);
   // Every message sent to the instance has arrived, or it is not connected.

@@ -1,16 +1,37 @@
 #include "session/inbox.h"
 
 #include <algorithm>
+#include <array>
 #include <new>
 #include <string>
 
 #include "base/mutant.h"
-#include "session/link.h"
 #include "session/outbox.h"
 
 namespace moolink::session {
 
 namespace {
+
+constexpr std::uint8_t bits(std::initializer_list<Transfer> states) {
+  unsigned bits = 0;
+  for (const Transfer state : states) bits |= 1U << static_cast<unsigned>(state);
+  return static_cast<std::uint8_t>(bits);
+}
+
+// Where an attempt to send the message says that the part comes from.
+constexpr std::uint8_t kAttempt = bits({Transfer::in_frame, Transfer::chunks, Transfer::rendezvous,
+                                        Transfer::lent, Transfer::preposted});
+
+// The transitions of a part that is not complete: from each state, by its number.
+constexpr std::array<std::uint8_t, 7> kTransitions = {
+    /* in_frame   */ kAttempt,
+    /* chunks     */ kAttempt,
+    /* rendezvous */ kAttempt | bits({Transfer::requested}),
+    /* requested  */ kAttempt | bits({Transfer::granted}),  // or chunks: there is no memory
+    /* granted    */ bits({Transfer::rendezvous}),          // the grant was abandoned
+    /* lent       */ kAttempt,                              // or chunks: it could not be mapped
+    /* preposted  */ 0,
+};
 
 bool in_frame(const wire::PartHead& head) {
   if (head.where == wire::PartWhere::inline_) return true;
@@ -25,14 +46,74 @@ bool is_sent(const wire::PartHead& head) {
 
 }  // namespace
 
+bool InboundPart::may_become(Transfer next) const {
+  return !complete && (kTransitions[static_cast<std::size_t>(transfer_)] & bits({next})) != 0;
+}
+
+void InboundPart::become(Transfer next) {
+  if (!may_become(next))
+    throw Exception(ErrorCode::error, "a part changed its transfer out of order");
+  transfer_ = next;
+}
+
+Deliver delivery_of(Inbound& inbound) {
+  wire::Payload payload;
+  payload.body = std::move(inbound.body.bytes);
+  if (!inbound.error) {
+    for (const wire::LentPart& lent : inbound.lent) {
+      const bool copied = inbound.parts[lent.part].transfer() != Transfer::lent;
+      if (copied && lent.captured()) continue;  // a part like any other
+      // Only its lender can use its place.
+      payload.lent.push_back({lent.part, 0, 0, copied});
+    }
+    payload.parts.reserve(inbound.parts.size());
+    for (InboundPart& part : inbound.parts) {
+      if (part.is_exposed()) {
+        payload.exposed.push_back(static_cast<std::uint32_t>(payload.parts.size()));
+      }
+      payload.parts.push_back(std::move(part.bytes));
+    }
+  }
+  return {inbound.lane, inbound.kind, inbound.deadline, std::move(payload),
+          std::move(inbound.error)};
+}
+
+std::optional<std::uint32_t> Inbox::attempt_of(std::uint64_t seq) const {
+  const auto found = inbounds_.find(seq);
+  return found == inbounds_.end() ? std::nullopt : std::optional(found->second.attempt);
+}
+
 Inbound* Inbox::find(std::uint64_t seq) {
   const auto found = inbounds_.find(seq);
   return found == inbounds_.end() ? nullptr : &found->second;
 }
 
+// The message, if its present attempt comes over this connection.
+Inbound* Inbox::find(std::uint64_t seq, ConnectionId connection) {
+  Inbound* inbound = find(seq);
+  return inbound == nullptr || inbound->connection != connection ? nullptr : inbound;
+}
+
+std::set<ConnectionId> Inbox::writers(std::uint64_t seq, ConnectionId over) const {
+  std::set<ConnectionId> writers;
+  for (auto chunk = announced_.lower_bound({seq, 0, 0, 0});
+       chunk != announced_.end() && std::get<0>(*chunk) == seq; ++chunk) {
+    writers.insert(std::get<1>(*chunk));
+  }
+  if (writers.contains(over)) wire::fail("a later attempt before the earlier one's chunks");
+  const Inbound& inbound = inbounds_.at(seq);
+  const auto granted = [](const InboundPart& part) {
+    return part.transfer() == Transfer::granted && !part.complete;
+  };
+  const bool by_grant = granted(inbound.body) || std::ranges::any_of(inbound.parts, granted);
+  if (inbound.connection != over && by_grant) writers.insert(inbound.connection);
+  return writers;
+}
+
 void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHead& head,
-                   const Buffer& payload, wire::ConnectionId connection, Time deadline) {
-  if (seq == 0 || seq > complete_.cum() + kMaxSpan) wire::fail("a message outside the window");
+                   const Buffer& payload, ConnectionId connection, Time deadline) {
+  if (seq == 0 || seq > acknowledgements_.complete().cum() + kMaxSpan)
+    wire::fail("a message outside the window");
   if (head.lane_prev >= seq) wire::fail("a message before itself in its lane");
   Inbound inbound;
   if (auto known = inbounds_.extract(seq)) {
@@ -55,7 +136,7 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     complete(seq, std::move(inbound));
     return;
   }
-  if (mutant("ack_before_complete")) complete_.insert(seq);
+  if (mutant("ack_before_complete")) acknowledgements_.add(seq);
   held(inbound) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
@@ -77,7 +158,7 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
     part.size = part_head.bytes;
     if (!in_frame(part_head)) {
       if (part_head.where == wire::PartWhere::placed) {
-        take_standing(part_head, inbound, part);
+        take_preposted(part_head, inbound, part);
       } else if (!part.complete) {
         place(part_head, inbound, part);
       }
@@ -85,8 +166,11 @@ void Inbox::read_parts(const wire::MessageHead& head, const Buffer& payload, Inb
       return;
     }
     if (part_head.bytes > payload.size() - at) wire::fail("a message shorter than its parts");
-    part.bytes = payload.slice(at, static_cast<std::size_t>(part_head.bytes));
-    part.complete = true;
+    if (!part.complete) {
+      part.become(Transfer::in_frame);
+      part.complete = true;
+      part.bytes = payload.slice(at, static_cast<std::size_t>(part_head.bytes));
+    }
     at += static_cast<std::size_t>(part_head.bytes);
   };
   read(head.body, inbound.body);
@@ -111,44 +195,35 @@ std::uint64_t& Inbox::held(const Inbound& inbound) {
 }
 
 void Inbox::place(const wire::PartHead& head, Inbound& inbound, InboundPart& part) {
+  if (head.where == wire::PartWhere::stream) return receive_chunks(inbound, part);
+  part.become(head.where == wire::PartWhere::loan ? Transfer::lent : Transfer::rendezvous);
+  part.memory = {};
+}
+
+// From their beginning, into the memory of an earlier attempt if there is any.
+void Inbox::receive_chunks(Inbound& inbound, InboundPart& part) {
+  const bool has_memory = part.transfer() == Transfer::chunks && !part.memory.empty();
+  part.become(Transfer::chunks);
   part.announced = part.received = 0;
-  if (head.where == wire::PartWhere::loan) {
-    part.how = InboundPart::How::lent;
-    part.memory = {};
-    return;
-  }
-  if (head.where == wire::PartWhere::grant) {
-    part.how = InboundPart::How::to_be_granted;
-    part.memory = {};
-    return;
-  }
-  const bool has_memory = part.how == InboundPart::How::stream && !part.memory.empty();
-  part.how = InboundPart::How::stream;
   // A message delivered with an error still has its body.
   if (has_memory || (inbound.error && &part != &inbound.body)) return;
   try {
-    part.memory = allocator_->allocate(static_cast<std::size_t>(head.bytes));
+    part.memory = allocator_.allocate(static_cast<std::size_t>(part.size));
   } catch (const std::bad_alloc&) {
     part.memory = {};
     inbound.error.code = ErrorCode::error;
     inbound.error.message =
-        "no memory for a part of " + std::to_string(head.bytes) + " bytes at the receiver";
+        "no memory for a part of " + std::to_string(part.size) + " bytes at the receiver";
   }
 }
 
-void Inbox::take_standing(const wire::PartHead& head, const Inbound& inbound, InboundPart& part) {
-  auto node = standing_.extract({inbound.connection, head.id});
-  if (node.empty()) wire::fail("a part was placed in a grant that does not stand");
-  const MutableBuffer& memory = node.mapped();
-  if (head.bytes > memory.size() || head.bytes < memory.size() / kRoomiestGrant) {
-    wire::fail("a part that does not fit the grant that it was placed in");
-  }
+void Inbox::take_preposted(const wire::PartHead& head, const Inbound& inbound, InboundPart& part) {
+  const MutableBuffer bytes = preposted_.take(inbound.connection, head.id, head.bytes);
   if (part.complete) return;
-  part.how = InboundPart::How::placed;
+  part.become(Transfer::preposted);
   part.complete = true;
   part.memory = {};
-  part.bytes = memory.slice(0, static_cast<std::size_t>(head.bytes));
-  placed_.push_back(head.bytes);
+  part.bytes = bytes;
 }
 
 // The parts in the sender's memory, with their loans: each is noted once over all attempts, so that
@@ -164,7 +239,7 @@ void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& in
     ++loans;
     if (part.loan == 0) {
       part.loan = part_head.id;
-      if (!borrowed_.insert(part.loan).second) wire::fail("a loan was given twice");
+      loans_.add(part.loan);
     }
     if (part.loan != part_head.id) wire::fail("a part changed its loan");
     if (part_head.where == wire::PartWhere::loan && !part.complete) {
@@ -178,90 +253,88 @@ void Inbox::borrow(const wire::MessageHead& head, std::uint64_t seq, Inbound& in
   }
 }
 
-void Inbox::mapped(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
+void Inbox::mapped(ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
                    Buffer bytes, const Error& error) {
-  Inbound* inbound = find(seq);
-  if (inbound == nullptr || inbound->connection != connection) return;
+  Inbound* inbound = find(seq, connection);
+  if (inbound == nullptr) return;
   InboundPart* part = inbound->find(part_number);
-  if (part == nullptr || part->complete || part->how != InboundPart::How::lent) return;
+  if (part == nullptr || part->complete || part->transfer() != Transfer::lent) return;
   if (error) {
     inbound->error = error;
-    part->how = InboundPart::How::stream;  // nothing refers to the loan
+    part->become(Transfer::chunks);  // nothing refers to the loan
   }
   part_complete(seq, *inbound, *part, std::move(bytes));
 }
 
-std::optional<std::span<std::byte>> Inbox::chunk_target(wire::ConnectionId connection,
-                                                        const wire::ChunkHead& head) {
+std::span<std::byte> Inbox::chunk_target(ConnectionId connection, const wire::ChunkHead& head) {
   Inbound* inbound = find(head.seq);
-  if (inbound == nullptr) return std::nullopt;  // complete: a late attempt
+  if (inbound == nullptr) return {};  // complete: a late attempt
   const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
   const bool any = mutant("accept_old_attempt");
-  if (!current && !any) return std::nullopt;
+  if (!current && !any) return {};
   InboundPart* part = inbound->find(head.part);
   if (part == nullptr) wire::fail("a chunk of a part that its message does not have");
-  if (part->complete) return std::nullopt;
-  if (part->how != InboundPart::How::stream) wire::fail("a chunk of a part that is not streamed");
+  if (part->complete) return {};
+  if (part->transfer() != Transfer::chunks) wire::fail("a chunk of a part that is not streamed");
   if (head.offset != part->announced && !any) wire::fail("a chunk out of order");
   if (head.bytes == 0 || head.offset > part->size || head.bytes > part->size - head.offset) {
     wire::fail("a chunk beyond its part");
   }
   part->announced += head.bytes;
-  if (part->memory.empty()) return std::span<std::byte>();
+  announced_.emplace(head.seq, connection, head.part, head.offset);
+  if (part->memory.empty()) return {};
   return part->memory.span().subspan(static_cast<std::size_t>(head.offset),
                                      static_cast<std::size_t>(head.bytes));
 }
 
-void Inbox::chunk_received(wire::ConnectionId connection, const wire::ChunkHead& head) {
+bool Inbox::chunk_received(ConnectionId connection, const wire::ChunkHead& head) {
+  if (announced_.erase({head.seq, connection, head.part, head.offset}) == 0) return false;
   Inbound* inbound = find(head.seq);
-  if (inbound == nullptr) return;
+  if (inbound == nullptr) return true;
   const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
-  if (!current && !mutant("accept_old_attempt")) return;
+  if (!current && !mutant("accept_old_attempt")) return true;
   InboundPart* part = inbound->find(head.part);
-  if (part == nullptr || part->complete) return;
+  if (part == nullptr || part->complete) return true;
   part->received += head.bytes;
   const bool early = mutant("complete_when_announced") && part->announced == part->size;
   if (part->received == part->size || early) {
     part_complete(head.seq, *inbound, *part, part->memory);
   }
-}
-
-bool Inbox::wanted(wire::ConnectionId connection, const wire::Want& want) {
-  Inbound* inbound = find(want.seq);
-  if (inbound == nullptr || inbound->connection != connection) return false;
-  InboundPart* part = inbound->find(want.part);
-  if (part == nullptr || part->how != InboundPart::How::to_be_granted || part->size != want.bytes) {
-    if (part != nullptr && part->complete) return false;
-    wire::fail("a grant was asked for that no message needs");
-  }
-  part->how = InboundPart::How::asked;
   return true;
 }
 
-bool Inbox::granted(wire::ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
+bool Inbox::requested(ConnectionId connection, const wire::Want& want) {
+  Inbound* inbound = find(want.seq, connection);
+  if (inbound == nullptr) return false;
+  InboundPart* part = inbound->find(want.part);
+  if (part != nullptr && part->complete) return false;
+  if (part == nullptr || part->size != want.bytes || !part->may_become(Transfer::requested)) {
+    wire::fail("a grant was asked for that no message needs");
+  }
+  part->become(Transfer::requested);
+  return true;
+}
+
+bool Inbox::granted(ConnectionId connection, std::uint64_t seq, std::uint32_t part_number,
                     std::uint64_t grant, MutableBuffer memory) {
-  Inbound* inbound = find(seq);
-  if (inbound == nullptr || inbound->connection != connection) return false;
+  Inbound* inbound = find(seq, connection);
+  if (inbound == nullptr) return false;
   InboundPart* part = inbound->find(part_number);
-  if (part == nullptr || part->how != InboundPart::How::asked) return false;
+  if (part == nullptr || !part->may_become(Transfer::granted)) return false;
   if (memory.empty()) {
-    wire::PartHead head;
-    head.bytes = part->size;
-    head.where = wire::PartWhere::stream;
-    place(head, *inbound, *part);
+    receive_chunks(*inbound, *part);
     return true;
   }
-  part->how = InboundPart::How::granted;
-  part->grant = grant;
+  part->become(Transfer::granted);
   part->memory = std::move(memory);
   grants_[{connection, grant}] = {seq, part_number};
   return true;
 }
 
-std::uint64_t Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) {
+std::uint64_t Inbox::filled(ConnectionId connection, std::uint64_t grant) {
   const auto found = grants_.find({connection, grant});
   if (found == grants_.end()) {
-    if (standing_.erase({connection, grant}) == 1) return 0;
+    if (preposted_.release(connection, grant)) return 0;
     wire::fail("DONE for a grant that was not given");
   }
   const Place place = found->second;
@@ -274,33 +347,12 @@ std::uint64_t Inbox::filled(wire::ConnectionId connection, std::uint64_t grant) 
   return size;
 }
 
-void Inbox::stand(wire::ConnectionId connection, std::uint64_t grant, MutableBuffer memory) {
-  standing_.emplace(std::pair(connection, grant), std::move(memory));
-}
-
-Inbox::Standing Inbox::standing(wire::ConnectionId connection) const {
-  Standing standing;
-  for (auto at = standing_.lower_bound({connection, 0});
-       at != standing_.end() && at->first.first == connection; ++at) {
-    ++standing.grants;
-    standing.bytes += at->second.size();
-  }
-  return standing;
-}
-
-bool Inbox::has_open_grants(const Inbound& inbound) const {
-  const auto open = [](const InboundPart& part) {
-    return part.how == InboundPart::How::granted && !part.complete;
-  };
-  return open(inbound.body) || std::ranges::any_of(inbound.parts, open);
-}
-
 // Releases the memory: the path does not reuse it while the sender may write into it.
 void Inbox::abandon_grants(std::uint64_t seq, Inbound& inbound) {
   std::erase_if(grants_, [&](const auto& entry) { return entry.second.seq == seq; });
   const auto abandon = [](InboundPart& part) {
-    if (part.complete || part.how != InboundPart::How::granted) return;
-    part.how = InboundPart::How::to_be_granted;
+    if (part.complete || part.transfer() != Transfer::granted) return;
+    part.become(Transfer::rendezvous);
     part.memory = {};
   };
   abandon(inbound.body);
@@ -320,16 +372,17 @@ void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part
 // A complete message that is still kept waits for its lane; so do its successors there.
 bool Inbox::turn_has_come(const Inbound& inbound) const {
   if (inbound.lane_prev == 0 || mutant("ignore_lane_order")) return true;
-  return complete_.contains(inbound.lane_prev) && !inbounds_.contains(inbound.lane_prev);
+  return acknowledgements_.complete().contains(inbound.lane_prev) &&
+         !inbounds_.contains(inbound.lane_prev);
 }
 
 void Inbox::complete(std::uint64_t seq, Inbound inbound) {
-  complete_.insert(seq);
+  acknowledgements_.add(seq);
   ++completed_;
   for (const InboundPart& part : inbound.parts) {
-    const bool held = part.how == InboundPart::How::lent;
+    const bool held = part.transfer() == Transfer::lent;
     const bool ends = held ? mutant("return_what_is_held") : !mutant("keep_unused_loans");
-    if (part.loan != 0 && ends) unused_loans_.push_back(part.loan);
+    if (part.loan != 0 && ends) loans_.end(part.loan);
   }
   if (turn_has_come(inbound)) {
     deliver(seq, std::move(inbound));
@@ -355,24 +408,20 @@ void Inbox::deliver(std::uint64_t seq, Inbound inbound) {
   }
 }
 
-void Inbox::disconnected(wire::ConnectionId connection) {
-  std::erase_if(standing_,
-                [connection](const auto& entry) { return entry.first.first == connection; });
+void Inbox::disconnected(ConnectionId connection) {
+  std::erase_if(announced_,
+                [connection](const auto& chunk) { return std::get<1>(chunk) == connection; });
   for (auto& [seq, inbound] : inbounds_) {
     if (inbound.connection == connection && inbound.missing != 0) abandon_grants(seq, inbound);
   }
 }
 
 void Inbox::clear() {
-  complete_ = {};
   inbounds_.clear();
   waiting_for_.clear();
   grants_.clear();
-  standing_.clear();
-  placed_.clear();
+  announced_.clear();
   to_map_.clear();
-  borrowed_.clear();
-  unused_loans_.clear();
   small_held_ = large_held_ = 0;
   ready_.clear();
   completed_ = 0;

@@ -46,7 +46,7 @@ void check(const OutgoingMessage& message, const Limits& limits);
 
 // A body or part outside the message's frame.
 struct LargePart {
-  enum class State : std::uint8_t { waiting, asked, filling, streaming, sent };
+  enum class State : std::uint8_t { waiting, requested, filling, streaming, sent };
   std::uint32_t part = 0;  // index, or wire::kBodyPart
   State state = State::waiting;
   std::uint64_t offset = 0;
@@ -55,13 +55,13 @@ struct LargePart {
 // The large parts that an attempt to send a message has not written yet, by their indices, so that
 // none is searched for: a message may have 65,536.
 struct Unsent {
-  std::vector<std::size_t> to_ask;  // for a grant
-  std::size_t next_to_ask = 0;      // the first of them that is left
+  std::vector<std::size_t> to_request;  // its memory
+  std::size_t next_to_request = 0;      // the first of them that is left
   // Lowest index first.
   std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> to_stream;
 
-  bool has_to_ask() const { return next_to_ask < to_ask.size(); }
-  bool empty() const { return !has_to_ask() && to_stream.empty(); }
+  bool has_to_request() const { return next_to_request < to_request.size(); }
+  bool empty() const { return !has_to_request() && to_stream.empty(); }
 };
 
 struct Outgoing {

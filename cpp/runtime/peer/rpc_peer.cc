@@ -649,7 +649,7 @@ std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::s
   const Engine::Lock lock = context_->lock();
   session::Session* session = node_.session_with(receiver);
   const auto standing =
-      session == nullptr ? std::nullopt : session->take_standing(io::now(), bytes);
+      session == nullptr ? std::nullopt : session->take_preposted(io::now(), bytes);
   if (!standing) return std::nullopt;
   transport::Connection* connection = connections_.find(standing->connection);
   if (connection == nullptr) return std::nullopt;
@@ -670,7 +670,7 @@ std::optional<PlacedMemory> RpcPeer::place(const rpc::Receiver& receiver, std::s
 
 void RpcPeer::release(wire::ConnectionId connection, std::uint64_t grant) {
   if (finished_) return;
-  node_.event(&session::Session::release_standing, io::now(), connection, grant);
+  node_.event(&session::Session::release_preposted, io::now(), connection, grant);
   operation_done();
 }
 

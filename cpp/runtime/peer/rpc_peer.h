@@ -183,7 +183,7 @@ class RpcPeer final : public std::enable_shared_from_this<RpcPeer>,
   }
   // Tells the lenders of loans that have ended here.
   void return_loans() MOOLINK_LOCKED;
-  // Releases an unused standing grant.
+  // Releases an unused pre-posted buffer.
   struct HeldGrant;
   void release(wire::ConnectionId connection, std::uint64_t grant) MOOLINK_LOCKED;
 

@@ -137,6 +137,32 @@ TEST("a segment that cannot be passed: the bytes are sent, and released when the
   CHECK(!pair.watch.expired());
 }
 
+// No honest lender does so; its peer keeps the bytes, and no loan.
+TEST("a part that was lent in one attempt and lies in the frame of the next returns its loan") {
+  Lending pair;
+  const auto receive = [&](std::uint32_t attempt, wire::PartWhere where,
+                           std::vector<Buffer> in_frame) {
+    wire::MessageHead head;
+    head.kind = 1;
+    head.attempt = attempt;
+    head.body = {10, 64, wire::PartWhere::inline_, 0};
+    head.parts = {{kBytes, 64, where, 1}};
+    head.lent = {{0, 7, 4096}};
+    in_frame.insert(in_frame.begin(), bytes_of(10));
+    wire::Frame frame = wire::make_frame(wire::FrameType::message, head, std::move(in_frame));
+    frame.header.seq = 1;
+    pair.b.session.received(pair.now, 1, as_received(frame));
+    pair.b.collect();
+  };
+  receive(0, wire::PartWhere::loan, {});
+  CHECK_EQ(pair.b.session.loans_held(), 1u);
+  receive(1, wire::PartWhere::inline_, {pair.memory});
+  CHECK_EQ(pair.b.delivered.size(), 1u);
+  const wire::Payload& payload = pair.b.delivered.at(0).payload;
+  CHECK(payload.exposed.empty() && payload.find_lent(0)->copied);
+  CHECK_EQ(pair.b.session.loans_held(), 0u);
+}
+
 TEST("a loan that the system does not map is returned, and the message has the error") {
   Lending pair;
   pair.mapping_error = make_error(ErrorCode::error, "no memory");

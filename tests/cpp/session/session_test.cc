@@ -322,16 +322,16 @@ TEST("a standing grant is one part, once, on its connection") {
     pair.b.session.attach(pair.now, 1, wire::PathKind::shm, shm, true, pair.b.hello);
     pair.exchange();
     pair.b.session.grant_ready(pair.now, 1, 0, 0, {7, 1, 0, 1 << 20}, memory);
-    CHECK_EQ(pair.b.session.standing_given(), 1u);
+    CHECK_EQ(pair.b.session.preposted(), 1u);
     pair.exchange();
   };
   Pair good;
   joined(good);
-  CHECK(!good.a.session.take_standing(good.now, (1 << 20) + 1));
-  CHECK(!good.a.session.take_standing(good.now, (1 << 18) - 1));  // too roomy
-  const auto taken = good.a.session.take_standing(good.now, 1 << 18);
+  CHECK(!good.a.session.take_preposted(good.now, (1 << 20) + 1));
+  CHECK(!good.a.session.take_preposted(good.now, (1 << 18) - 1));  // too roomy
+  const auto taken = good.a.session.take_preposted(good.now, 1 << 18);
   CHECK(taken && taken->connection == 1 && taken->place.grant == 7);
-  CHECK(!good.a.session.take_standing(good.now, 1 << 18));
+  CHECK(!good.a.session.take_preposted(good.now, 1 << 18));
   name(good, 7, 1 << 18, 1);
   CHECK_EQ(good.b.delivered.size(), 1u);
   CHECK(!good.b.delivered.empty() && good.b.delivered[0].payload.parts[0].data() == memory.data() &&
@@ -359,8 +359,8 @@ TEST("a standing grant is one part, once, on its connection") {
   unused.now += seconds(5);
   unused.a.session.tick(unused.now);
   unused.exchange();
-  CHECK_EQ(unused.b.session.standing_given(), 0u);
-  CHECK(!unused.a.session.take_standing(unused.now, 1 << 20));
+  CHECK_EQ(unused.b.session.preposted(), 0u);
+  CHECK(!unused.a.session.take_preposted(unused.now, 1 << 20));
   CHECK(unused.b.lost.empty());
 }
 

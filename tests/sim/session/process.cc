@@ -191,7 +191,7 @@ void Process::place(const Message& message, wire::Payload& payload) {
   for (std::uint32_t part = 0; part < payload.parts.size(); ++part) {
     const std::size_t size = payload.parts[part].size();
     if (message.lent.contains(part) || world_->simulation.random.chance(1, 4)) continue;
-    const auto taken = session_->take_standing(world_->simulation.now(), size);
+    const auto taken = session_->take_preposted(world_->simulation.now(), size);
     if (!taken) continue;
     const ConnectionId connection = taken->connection;
     const std::uint64_t grant = taken->place.grant;
@@ -200,7 +200,7 @@ void Process::place(const Message& message, wire::Payload& payload) {
       ++coverage["standing grants released unused"];
       world_->simulation.after(Duration(0), [this, connection, grant] {
         if (!alive_) return;
-        session_->release_standing(world_->simulation.now(), connection, grant);
+        session_->release_preposted(world_->simulation.now(), connection, grant);
         act();
       });
     });
@@ -266,7 +266,7 @@ void Process::check_at_end() const {
   if (!alive_ || !session_ || !session_->ready()) return;
   require(session_->loans_given() == 0, "loans are left that were not returned");
   require(session_->loans_held() == 0, "loans are left that nobody holds");
-  require(session_->standing_given() == 0, "grants stand that are not used");
+  require(session_->preposted() == 0, "grants stand that are not used");
 }
 
 void Process::die(bool host_gone) {
