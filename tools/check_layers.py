@@ -102,7 +102,6 @@ SHARED: dict[str, int] = {
     "group/roster.h Roster": 14,
     "runtime/group/accumulator_peer.h AccumulatorPeer": 10,
     "runtime/group/group_peer.h GroupPeer": 13,
-    "session/session.h Session": 18,
     "transport/shm/connection.h ShmConnection": 7,
     "transport/tcp/connection.h TcpConnection": 13,
     "transport/tcp/tls.h TlsStream": 21,

@@ -5,7 +5,6 @@
 #include <new>
 #include <string>
 
-#include "base/mutant.h"
 #include "session/outbox.h"
 
 namespace moolink::session {
@@ -136,7 +135,6 @@ void Inbox::accept(std::uint64_t seq, std::uint16_t lane, const wire::MessageHea
     complete(seq, std::move(inbound));
     return;
   }
-  if (mutant("ack_before_complete")) acknowledgements_.add(seq);
   held(inbound) += inbound.reserved;
   inbounds_.emplace(seq, std::move(inbound));
 }
@@ -270,13 +268,12 @@ std::span<std::byte> Inbox::chunk_target(ConnectionId connection, const wire::Ch
   Inbound* inbound = find(head.seq);
   if (inbound == nullptr) return {};  // complete: a late attempt
   const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
-  const bool any = mutant("accept_old_attempt");
-  if (!current && !any) return {};
+  if (!current) return {};
   InboundPart* part = inbound->find(head.part);
   if (part == nullptr) wire::fail("a chunk of a part that its message does not have");
   if (part->complete) return {};
   if (part->transfer() != Transfer::chunks) wire::fail("a chunk of a part that is not streamed");
-  if (head.offset != part->announced && !any) wire::fail("a chunk out of order");
+  if (head.offset != part->announced) wire::fail("a chunk out of order");
   if (head.bytes == 0 || head.offset > part->size || head.bytes > part->size - head.offset) {
     wire::fail("a chunk beyond its part");
   }
@@ -292,14 +289,11 @@ bool Inbox::chunk_received(ConnectionId connection, const wire::ChunkHead& head)
   Inbound* inbound = find(head.seq);
   if (inbound == nullptr) return true;
   const bool current = inbound->connection == connection && inbound->attempt == head.attempt;
-  if (!current && !mutant("accept_old_attempt")) return true;
+  if (!current) return true;
   InboundPart* part = inbound->find(head.part);
   if (part == nullptr || part->complete) return true;
   part->received += head.bytes;
-  const bool early = mutant("complete_when_announced") && part->announced == part->size;
-  if (part->received == part->size || early) {
-    part_complete(head.seq, *inbound, *part, part->memory);
-  }
+  if (part->received == part->size) part_complete(head.seq, *inbound, *part, part->memory);
   return true;
 }
 
@@ -371,7 +365,7 @@ void Inbox::part_complete(std::uint64_t seq, Inbound& inbound, InboundPart& part
 
 // A complete message that is still kept waits for its lane; so do its successors there.
 bool Inbox::turn_has_come(const Inbound& inbound) const {
-  if (inbound.lane_prev == 0 || mutant("ignore_lane_order")) return true;
+  if (inbound.lane_prev == 0) return true;
   return acknowledgements_.complete().contains(inbound.lane_prev) &&
          !inbounds_.contains(inbound.lane_prev);
 }
@@ -380,9 +374,7 @@ void Inbox::complete(std::uint64_t seq, Inbound inbound) {
   acknowledgements_.add(seq);
   ++completed_;
   for (const InboundPart& part : inbound.parts) {
-    const bool held = part.transfer() == Transfer::lent;
-    const bool ends = held ? mutant("return_what_is_held") : !mutant("keep_unused_loans");
-    if (part.loan != 0 && ends) loans_.end(part.loan);
+    if (part.loan != 0 && part.transfer() != Transfer::lent) loans_.end(part.loan);
   }
   if (turn_has_come(inbound)) {
     deliver(seq, std::move(inbound));

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/mutant.h"
-
 namespace moolink::session {
 
 namespace {
@@ -16,8 +14,7 @@ constexpr std::size_t kReturnsInMessage = 1024;
 bool may_lend(const wire::PathTraits& traits, Outgoing& outgoing, std::size_t which) {
   const wire::LentPart& lent = outgoing.message.payload.lent[which];
   if (!traits.loans || lent.segment == 0) return false;
-  const bool too_late = outgoing.written && outgoing.loans[which] == 0;
-  if (too_late && !mutant("lend_in_a_later_attempt")) return false;
+  if (outgoing.written && outgoing.loans[which] == 0) return false;
   return outgoing.find_large(lent.part) != nullptr;
 }
 
@@ -47,13 +44,11 @@ bool LoansGiven::lend(const wire::PathTraits& traits, Outgoing& outgoing, std::s
   const bool possible =
       outgoing.lending == Outgoing::Lending::possible && may_lend(traits, outgoing, which);
   std::uint64_t& loan = outgoing.loans[which];
-  if (possible && (loan == 0 || mutant("new_loan_each_attempt"))) {
+  if (possible && loan == 0) {
     loan = ++last_;
     const wire::LentPart& lent = outgoing.message.payload.lent[which];
     if (lent.out != nullptr) *lent.out = true;
-    const Buffer& bytes = outgoing.bytes_of(lent.part);
-    loans_.emplace(loan,
-                   Loan{mutant("loan_ends_with_acknowledgement") ? Buffer{} : bytes, lent.out});
+    loans_.emplace(loan, Loan{outgoing.bytes_of(lent.part), lent.out});
   }
   part.id = loan;
   return possible;
@@ -69,7 +64,7 @@ void LoansGiven::returned(const Buffer& body) {
 }
 
 void LoansGiven::clear() {
-  if (!mutant("loans_outlive_session")) loans_.clear();
+  loans_.clear();
   last_ = 0;
 }
 

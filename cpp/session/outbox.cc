@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/mutant.h"
 
 namespace moolink::session {
 
@@ -60,7 +59,6 @@ Outgoing* Outbox::find(std::uint64_t seq) {
 }
 
 bool Outbox::has_room(std::uint64_t bytes, std::size_t parts, bool held) const {
-  if (mutant("ignore_window")) return true;
   if (held && peer_window_.messages == 0) return false;
   if (unacked_ >= limits_.send_window_messages || messages_.size() >= kMaxSpan) return false;
   const std::uint64_t window =

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/mutant.h"
-
 namespace moolink::session {
 
 namespace {
@@ -39,7 +37,6 @@ void PartWriter::ready(const wire::Grant& grant) {
   part->state = LargePart::State::filling;
   filling_[grant.grant] = {grant.seq, grant.part};
   sink_.add(FillGrant{connection_, {grant.grant, grant.segment, grant.offset, grant.bytes}, bytes});
-  if (mutant("done_before_filled")) complete(grant.grant);
 }
 
 void PartWriter::filled(std::uint64_t grant) {
@@ -50,7 +47,7 @@ void PartWriter::filled(std::uint64_t grant) {
   if (Outgoing* outgoing = outbox_.find(seq)) {
     outgoing->find_large(part)->state = LargePart::State::sent;
   }
-  if (!mutant("done_before_filled")) complete(grant);
+  complete(grant);
   --requests_;
   write();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/mutant.h"
 #include "session/outbox.h"
 
 namespace moolink::session {
@@ -86,7 +85,7 @@ std::optional<PeerBuffer> PeerBuffers::take(ConnectionId connection, std::uint64
   }
   if (best == buffers.end()) return std::nullopt;
   const PeerBuffer taken{connection, best->place};
-  if (!mutant("standing_grant_taken_twice")) buffers.erase(best);
+  buffers.erase(best);
   return taken;
 }
 

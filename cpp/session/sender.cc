@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/mutant.h"
-
 namespace moolink::session {
 
 namespace {
@@ -26,7 +24,7 @@ void name_placed(ConnectionId connection, Outgoing& outgoing, wire::MessageHead&
     wire::StandingGrant& buffer = *placed.standing;
     LargePart* large = outgoing.find_large(placed.part);
     const bool here = !buffer.named && buffer.connection == connection;
-    if (large == nullptr || (!here && !mutant("placed_in_every_attempt"))) continue;
+    if (large == nullptr || !here) continue;
     buffer.named = true;
     head.parts[placed.part].where = wire::PartWhere::placed;
     head.parts[placed.part].id = buffer.grant;
@@ -96,7 +94,6 @@ wire::MessageHead Sender::head_of(Time now, const Link& link, Outgoing& outgoing
   head.lane_prev = outgoing.lane_prev;
   head.kind = message.kind;
   head.ttl_us = time_left_us(now, message.deadline);
-  if (mutant("ttl_forgotten_on_replay") && outgoing.attempt > 0) head.ttl_us = 0;
   head.attempt = outgoing.attempt;
   head.body.bytes = message.payload.body.size();
   head.parts.resize(message.payload.parts.size());

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/barrier.h"
-#include "base/mutant.h"
 
 namespace moolink::session {
 
@@ -103,7 +102,7 @@ void Session::agreed(Time now, Link& link, const wire::Hello& theirs) {
         now, old,
         make_error(ErrorCode::closed, "replaced by connection " + std::to_string(link.connection)));
   }
-  if (!mutant("no_replay_after_reconnect")) write_waiting(now);
+  write_waiting(now);
   if (acknowledgements_.is_due()) write_ack(now);
   write_returns(now);
 }
@@ -116,7 +115,6 @@ void Session::disconnected(Time now, ConnectionId connection) {
   preposted_.disconnected(connection);
   inbox_.disconnected(connection);
   peer_buffers_.disconnected(connection);
-  if (mutant("no_failover")) return;
   sender_.disconnected(connection);
   write_waiting(now);
   // The last WINDOW and ACK may be lost with the connection.
@@ -190,7 +188,7 @@ std::optional<PeerBuffer> Session::take_preposted(Time now, std::uint64_t bytes)
 }
 
 void Session::release_preposted(Time, ConnectionId connection, std::uint64_t grant) {
-  if (links_.find_attached(connection) == nullptr || mutant("keep_unused_standing")) return;
+  if (links_.find_attached(connection) == nullptr) return;
   sink_.write(connection, wire::FrameType::done, wire::Done{grant});
 }
 
@@ -258,9 +256,7 @@ void Session::received_message(Time now, const Link& link, const wire::ReceivedF
   const std::uint64_t seq = frame.header.seq;
   if (seq == 0) wire::fail("a message without a number");
   const auto head = wire::decode_message_head(frame.control(), config_.limits);
-  const bool repeated = mutant("skip_duplicate_removal") ||
-                        (mutant("deliver_twice_after_failover") && head.attempt > 1);
-  if (acknowledgements_.complete().contains(seq) && !repeated) return ack_due(now, 1);
+  if (acknowledgements_.complete().contains(seq)) return ack_due(now, 1);
   if (const auto known = inbox_.attempt_of(seq)) {
     if (head.attempt <= *known) return;
     close_writers(now, seq, link.connection);
@@ -275,7 +271,6 @@ void Session::received_message(Time now, const Link& link, const wire::ReceivedF
 // They end before a new attempt starts to write the message's memory.
 void Session::close_writers(Time now, std::uint64_t seq, ConnectionId except) {
   const std::set<ConnectionId> writers = inbox_.writers(seq, except);
-  if (mutant("keep_old_writer")) return;
   for (const ConnectionId connection : writers) {
     close_link(now, connection, make_error(ErrorCode::closed, "the peer has left this path"));
   }
@@ -349,10 +344,9 @@ void Session::return_loans(Time now, std::uint64_t session, std::span<const std:
 void Session::write_returns(Time now) {
   while (loans_held_.has_returns() && ready()) {
     OutgoingMessage message = loans_held_.next_returns();
-    const bool has_room = sender_.has_room(message.payload.body.size(), 0, false);
-    if (!has_room && !mutant("forget_returns_when_full")) return;
+    if (!sender_.has_room(message.payload.body.size(), 0, false)) return;
     loans_held_.sent();
-    if (has_room) sender_.send(now, links_.best(now), std::move(message));
+    sender_.send(now, links_.best(now), std::move(message));
   }
 }
 
@@ -411,7 +405,6 @@ void Session::lose(Error reason, ConnectionId except) {
   receive_window_.clear();
   const bool had_session = id() != 0;
   handshake_.lost();
-  if (mutant("forget_pending_on_restart")) lost.messages.clear();
   if (had_session) sink_.add(std::move(lost));
 }
 

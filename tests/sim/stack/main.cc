@@ -20,14 +20,6 @@
 namespace moolink::sim {
 namespace {
 
-// Mistakes of session whose effect shows in a whole job (tests/sim/test_stack.py). Those of the
-// other machines are in tests/sim/mutants.
-const std::vector<std::string> kMutants = {
-    "ack_before_complete", "ack_one_too_many",          "skip_duplicate_removal",
-    "ignore_lane_order",   "no_replay_after_reconnect", "no_failover",
-    "done_before_filled",  "resume_unknown_session",
-};
-
 std::uint64_t live(Scenario scenario, bool trace) {
   return World(std::move(scenario), trace).run();
 }
@@ -60,10 +52,8 @@ int main(int argc, char** argv) {
   if (given) {
     for (std::string& word : once) arguments.push_back(word.data());
   }
-  return run_program(
-      static_cast<int>(arguments.size()), arguments.data(), "stack",
-      [&](std::uint64_t seed, bool trace) {
-        return live(given ? *given : Scenario::random(seed), trace);
-      },
-      kMutants);
+  return run_program(static_cast<int>(arguments.size()), arguments.data(), "stack",
+                     [&](std::uint64_t seed, bool trace) {
+                       return live(given ? *given : Scenario::random(seed), trace);
+                     });
 }
