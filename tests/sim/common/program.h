@@ -58,11 +58,8 @@ inline bool parse(int argc, char** argv, const std::vector<std::string>& mutants
   return true;
 }
 
-// `more` are the mutants of folders that still have them in their sources.
-inline int run_program(int argc, char** argv, std::string_view simulator, const RunSeed& run_seed,
-                       const std::vector<std::string>& more = {}) {
-  std::vector<std::string> mutants = mutants_of(simulator);
-  mutants.insert(mutants.end(), more.begin(), more.end());
+inline int run_program(int argc, char** argv, std::string_view simulator, const RunSeed& run_seed) {
+  const std::vector<std::string> mutants = mutants_of(simulator);
   Options options;
   if (!parse(argc, argv, mutants, options)) {
     std::fprintf(stderr, "usage: %s [--seeds A..B] [--mutant NAME] [--trace] [--list-mutants]\n",

@@ -6,7 +6,14 @@
 #include <string_view>
 #include <vector>
 
-#include "base/mutant.h"
+namespace moolink {
+
+// The one that this run of a simulator makes.
+inline std::string_view active_mutant;
+
+inline bool mutant(std::string_view name) { return active_mutant == name; }
+
+}  // namespace moolink
 
 namespace moolink::sim {
 

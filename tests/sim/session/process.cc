@@ -2,7 +2,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/mutant.h"
 #include "common/program.h"
 #include "session/world.h"
 
