@@ -10,8 +10,6 @@
 
 namespace moolink::runtime {
 
-using accumulate::Machine;
-
 void AccumulatorPeer::perform(Time, accumulate::Send& action) {
   rpc_->send_service_to(action.instance, action.name, static_cast<rpc::Service>(action.service),
                         std::move(action.payload), group_->name());
