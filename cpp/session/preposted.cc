@@ -91,7 +91,8 @@ std::optional<PeerBuffer> PeerBuffers::take(ConnectionId connection, std::uint64
 
 std::vector<PeerBuffer> PeerBuffers::take_idle(Time now) {
   std::vector<PeerBuffer> idle;
-  for (auto& [connection, buffers] : buffers_) {
+  for (auto& [id, buffers] : buffers_) {
+    const ConnectionId connection = id;  // a lambda cannot refer to `id` in clang 14
     std::erase_if(buffers, [&](const Entry& entry) {
       if (now - entry.since < timing_.preposted_for) return false;
       idle.push_back({connection, entry.place});
