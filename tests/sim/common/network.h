@@ -18,6 +18,7 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/limits.h"
+#include "common/program.h"
 #include "common/simulation.h"
 #include "wire/frame.h"
 #include "wire/path.h"
