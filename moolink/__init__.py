@@ -133,7 +133,7 @@ _SUBMODULES = {
     "weights",
 }
 
-# Names of submodules for which programs may look here.
+# Names of submodules that a program may look for here; the error for them says where they are.
 _ELSEWHERE = {
     "accumulate": (
         "AccumulatorBase",

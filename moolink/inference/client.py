@@ -50,6 +50,7 @@ class InferenceClient(Closing):
 
     def __init__(self, rpc: Rpc, name: str, servers: str | Sequence[str]) -> None:
         self._rpc = serving.peer_of(rpc)
+        self._unlimited = self._rpc.within(None)
         self._name = serving.text_of(name, "name")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         if not self._servers:
@@ -134,9 +135,8 @@ class InferenceClient(Closing):
             self._server = self._choose()
         # A server answers once it has weights, however long that takes; one that may not be there
         # makes way for another.
-        limit = None if self._answers else self._rpc.get_timeout()
-        call = self._rpc.within(limit).async_
-        return call(self._server, self._function, inputs, self._id, self._row, first)
+        calls = self._unlimited if self._answers else self._rpc.within(self._rpc.get_timeout())
+        return calls.async_(self._server, self._function, inputs, self._id, self._row, first)
 
     def _lose(self, why: str) -> None:
         assert self._server is not None

@@ -41,6 +41,7 @@ class TrajectoryWriter(Closing):
 
     def __init__(self, rpc: Rpc, name: str, learner: str, *, ahead: int = 2) -> None:
         self._rpc = serving.peer_of(rpc)
+        self._unlimited = self._rpc.within(None)
         self._function = names.PUT.format(serving.text_of(name, "name"))
         self._learner = serving.text_of(learner, "learner")
         self._ahead = integer_of(ahead, "ahead", least=1)
@@ -76,7 +77,7 @@ class TrajectoryWriter(Closing):
         begin, end = names.versions_of(begin, begin if end is None else end)
         self._wait_for(self._ahead - 1, timeout)
         # The queue answers once it has room, however long that takes.
-        call = self._rpc.within(None).async_(self._learner, self._function, tree, begin, end)
+        call = self._unlimited.async_(self._learner, self._function, tree, begin, end)
         self._pending.append(call)
         self._stats["put"] += 1
         if self._closed:  # by another thread, meanwhile
