@@ -105,7 +105,7 @@ const char* EpochChange::fault_of(const Resume& resume, std::uint64_t have) cons
     const bool known = epoch_.view().find(member.instance) != nullptr;
     if (!known || !instances.insert(member.instance).second) return "names other members";
     any_accepted = any_accepted || member.refused.empty();
-    // A member that continues has, or is told of, every round up to the last.
+    // RESUME names every round that a continuing member does not have.
     const bool here = member.instance == epoch_.self();
     if (!here || member.status == StateStatus::stateless || resume.fresh) continue;
     if (resume.round > have && resume.round - have > resume.rounds.size()) {

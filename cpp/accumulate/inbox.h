@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "accumulate/messages.h"
+#include "base/time.h"
 
 namespace moolink::accumulate {
 
@@ -14,6 +15,13 @@ struct Inbound {
   Envelope envelope;
   std::vector<Buffer> parts;
   std::size_t bytes = 0;  // as received; 0: of this peer itself
+};
+
+// What the handlers of a message get beside it: its time, its sender and its payload's parts.
+struct Arrival {
+  Time now;
+  const Uid& from;
+  const std::vector<Buffer>& parts;
 };
 
 // The messages that wait inside a Machine: those of this peer to itself, and early ones, which came

@@ -127,13 +127,6 @@ class Machine {
   std::string gathered() const { return leadership_.gathered(); }
 
  private:
-  // The time and the sender of a message, and its payload's parts.
-  struct Arrival {
-    Time now;
-    const Uid& from;
-    const std::vector<Buffer>& parts;
-  };
-
   // Messages and due work.
   void handle(Time now, Inbound inbound);
   void handle_waiting(Time now, Inbound inbound);

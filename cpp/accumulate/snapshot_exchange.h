@@ -55,13 +55,6 @@ class SnapshotExchange {
                               const std::vector<Buffer>& parts);
 
  private:
-  // The time and the sender of a message, and its payload's parts.
-  struct Arrival {
-    Time now;
-    const Uid& from;
-    const std::vector<Buffer>& parts;
-  };
-
   bool on(const Arrival& at, const FetchInfo& fetch);
   bool on(const Arrival& at, const SnapshotInfo& info);
   bool on(const Arrival& at, const FetchChunk& fetch);

@@ -47,7 +47,7 @@ void PartWriter::filled(std::uint64_t grant) {
   if (Outgoing* outgoing = outbox_.find(seq)) {
     outgoing->find_large(part)->state = LargePart::State::sent;
   }
-  complete(grant);
+  sink_.write(connection_, wire::FrameType::done, wire::Done{grant});
   --requests_;
   write();
 }
@@ -114,10 +114,6 @@ void PartWriter::write_chunk(std::uint64_t seq, Outgoing& outgoing) {
   ++chunks_queued_;
   sink_.write(connection_,
               wire::make_frame(wire::FrameType::chunk, head, {bytes.slice(offset, size)}));
-}
-
-void PartWriter::complete(std::uint64_t grant) {
-  sink_.write(connection_, wire::FrameType::done, wire::Done{grant});
 }
 
 }  // namespace moolink::session

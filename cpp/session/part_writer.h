@@ -39,7 +39,6 @@ class PartWriter {
   bool write_one(std::uint64_t seq, Outgoing& outgoing);
   void request(std::uint64_t seq, Outgoing& outgoing);
   void write_chunk(std::uint64_t seq, Outgoing& outgoing);
-  void complete(std::uint64_t grant);
 
   const ConnectionId connection_;
   const std::size_t chunk_bytes_;  // the size that both sides accept

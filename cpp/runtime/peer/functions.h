@@ -23,7 +23,7 @@ namespace moolink::runtime {
 // one is unwanted (rpc::Handlers); this runs them on workers, and holds back those whose caller
 // takes no results. RpcPeer owns it and carries out the Node's actions here, with the engine's
 // lock; only run() is called without it, on a worker, which keeps the peer alive. fail_all() ends
-// it: handlers that still run reply to nobody.
+// it; replies of handlers that still run are dropped.
 class Functions {
  public:
   struct Function {
