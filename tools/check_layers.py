@@ -220,11 +220,11 @@ def shared_members(root: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     for path in sorted((root / "cpp").rglob("*.h")):
         sources = [source.read_text() for source in sorted(path.parent.glob("*.cc"))]
         for name, members in data_members(path.read_text()):
-            chapters = [text for source in sources if (text := functions_of(name, source))]
+            parts = [text for source in sources if (text := functions_of(name, source))]
             uses = Counter(
-                word for text in chapters for word in members & set(re.findall(r"\w+", text))
+                word for text in parts for word in members & set(re.findall(r"\w+", text))
             )
-            if len(chapters) > 1:
+            if len(parts) > 1:
                 yield (
                     f"{path.relative_to(root / 'cpp')} {name}",
                     sorted(word for word, times in uses.items() if times > 1),

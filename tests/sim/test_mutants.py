@@ -99,6 +99,11 @@ def test_expressions_and_statements(folder: pathlib.Path) -> None:
     ]
 
 
+def test_an_entry_says_its_mistake_in_one_way(folder: pathlib.Path) -> None:
+    with pytest.raises(apply.WrongEntryError, match="one of mistake, first and replace"):
+        mutated(folder, a={"mistake": "left_", "first": "return 0;"})
+
+
 def test_later_lines_keep_their_numbers(folder: pathlib.Path) -> None:
     replace = 'mutant("a")\n    ? 0\n    : left_--'
     assert mutated(folder, a={"replace": replace})[3:8] == [

@@ -106,6 +106,8 @@ def edit(place: str, name: str, folder: str, part: dict[str, str]) -> Edit:
     if part["file"].endswith(".h"):
         raise WrongEntryError(f"{place}: sources without mutants include {part['file']}, too")
     find = part["find"].strip()
+    if len(part.keys() & {"mistake", "first", "replace"}) > 1:
+        raise WrongEntryError(f"{place}: an entry has one of mistake, first and replace")
     if "replace" in part:
         replace = part["replace"].strip()
     elif "first" in part:
